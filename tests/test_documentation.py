@@ -73,7 +73,7 @@ PUBLIC = {name.rpartition(".")[2]: name for name in sorted(DOCUMENTED) if name.s
 NOT_RUN = {
     "phi4flash_attention",  # reads a folder of gigabytes
     *("from_timm", "timm_state_dict"),  # timm does not load everywhere
-    "explore",  # shows a notebook's widget
+    *("explore", "explore_images"),  # show a notebook's widget
     "export_onnx",  # takes seconds
 }
 PROGRAMS: dict[str, Any] = {"diff-transformer": app, "diff-lab": lab_app}

@@ -32,6 +32,9 @@ export function number(value, digits = 3) {
   return text.replace("-", "−");
 }
 
+// Of the predictions of a model, which reads a text or an image.
+export const titleOf = ({ grid }) => (grid ? "Class" : "Next token");
+
 export const place = (layer, head) => `${layer}.${head}`;
 
 // Of a model whose heads fall into groups: the noise head whose map, A2, is subtracted from a head's own; and the head's name.
@@ -48,7 +51,7 @@ export function nameInGroup(model, head) {
 export function describeMap(name, weights, maps, pieces) {
   const found = [];
   for (let row = 1; row < maps.length; row++) {
-    const values = rowOf(weights, row);
+    const values = rowOf(weights, maps.length, row);
     let best = 0;
     for (let column = 1; column < values.length; column++) {
       if (Math.abs(values[column]) > Math.abs(values[best])) best = column;

@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diff_transformer.convert import as_our_model
 from diff_transformer.explorer.trace import Maps, RecomputedMaps, ReturnedMaps, Trace
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
+from diff_transformer.nn import Attention
 from diff_transformer.utils.suggestions import did_you_mean, quoted
 from diff_transformer.utils.token_texts import TokenNames
 
@@ -79,13 +80,18 @@ class LambdaSettings:
 LEARNED = LambdaSettings()
 
 
+def attentions_of(model: nn.Module) -> list[Any]:
+    """Return the attention of each layer, of a model with that of this package."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
 @contextmanager
-def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterator[None]:
-    """Make a DIFF or DIFF V2 model compute with the λ of the settings, in all of its attention implementations.
+def replaced_lambdas(model: nn.Module, settings: LambdaSettings, heads: int) -> Iterator[None]:
+    """Make a differential model compute with the λ of the settings, in all of its attention implementations.
 
     The model is changed while this lasts, so no other thread may use it.
     """
-    attentions = [layer.self_attn for layer in model.model.layers] if settings else []
+    attentions = attentions_of(model) if settings else []
     try:
         for number, attention in enumerate(attentions, start=1):
             values = settings.of_layer(number, heads)
@@ -95,6 +101,11 @@ def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterat
     finally:
         for attention in attentions:
             vars(attention).pop("lambdas", None)
+
+
+def mean_lambdas(lambdas: Sequence[Any], heads: int, length: int) -> Tensor:
+    """Return λ of each layer and head, the mean over the tokens, (layers, H)."""
+    return torch.stack([lam.expand(1, heads, length).mean((0, 2)) for lam in lambdas]).cpu()
 
 
 def _mixed_lambda(learned: Any, values: Sequence[float | None], factor: float, hidden_states: Tensor) -> Tensor:
@@ -128,7 +139,10 @@ class ExploredModel:
             noise head 1 are heads 1 … r.
         lambda_per_token: whether the learned λ differs from token to token (DIFF V2, token_lambda).
         most_tokens: the longest text.
+        grid: rows and columns of the patches of an image; None for a model that reads text.
     """
+
+    grid: tuple[int, int] | None = None
 
     def __init__(self, model: Any, name: str) -> None:
         if model.config.model_type == "diffllama":
@@ -191,7 +205,7 @@ class ExploredModel:
 
     def takes_long(self, runs: int, tokens: Sequence[int]) -> bool:
         """Return whether so many runs over a text are too much work for somebody who waits for an answer."""
-        return runs * len(tokens) * self.model.num_parameters() > LONG_WORK
+        return runs * len(tokens) * sum(weights.numel() for weights in self.model.parameters()) > LONG_WORK
 
     def most_changed_head(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the layer, and in it the head, counted from 1, whose λ = 0 changes the next prediction most.
@@ -227,7 +241,7 @@ class ExploredModel:
         decoder = self.model.model
         with replaced_lambdas(self.model, settings, self.heads):
             output = decoder(input_ids=input_ids, use_cache=False, output_hidden_states=True)
-            attentions = [layer.self_attn for layer in decoder.layers]
+            attentions = attentions_of(decoder)
             normed = [
                 layer.input_layernorm(states)
                 for layer, states in zip(decoder.layers, output.hidden_states, strict=False)  # and one after the last
@@ -235,10 +249,7 @@ class ExploredModel:
             lambdas = [attention.lambdas(x) for attention, x in zip(attentions, normed, strict=True)]
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
         tables = decoder.rotary_emb(normed[0], position_ids=positions)
-        means = None
-        if self.subtracts:
-            shape = (1, self.heads, input_ids.shape[1])
-            means = torch.stack([lam.expand(shape).mean((0, 2)) for lam in lambdas]).cpu()
+        means = mean_lambdas(lambdas, self.heads, input_ids.shape[1]) if self.subtracts else None
         tokens, maps = input_ids[0], RecomputedMaps(attentions, normed, lambdas, tables)
         # A part at a time: the logits of all positions would be many times as large as all else.
         logits = map(self.model.lm_head, output.last_hidden_state[0].split(_LOGITS_AT_ONCE))

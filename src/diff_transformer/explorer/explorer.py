@@ -26,7 +26,7 @@ SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
 # Attributes of a model that the page reads.
 _DESCRIBED: tuple[str, ...] = ("name", "label", "layers", "heads", "kv_heads", "noise_heads")
-_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens")
+_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens", "grid")
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64
 _BATCH = 64  # of the task's questions are answered at once
@@ -44,11 +44,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Example:
-    """A text to begin with, and the place of the answer to its question, if it asks one."""
+    """A text to begin with, and the place of the answer to its question, if it asks one; or an image.
+
+    Attributes:
+        picture: address of the image whose title the text is (a data URL).
+    """
 
     title: str
     text: str
     answer: Answer | None = None
+    picture: str | None = None
 
 
 class Explorer:
@@ -193,7 +198,9 @@ class Explorer:
         first_row = _whole(question, "first_row", 0, len(tokens) - 1, 0)
         with self._running:
             trace = self._trace(name, tokens, settings)
-            return encode_maps(trace.maps.of(layer - 1, slice(head - 1, head), first_row), first_row)
+            return encode_maps(
+                trace.maps.of(layer - 1, slice(head - 1, head), first_row), first_row, trace.maps.is_causal
+            )
 
     def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
@@ -286,7 +293,8 @@ class Explorer:
 
 def _example_json(example: Example) -> dict[str, Any]:
     places = None if example.answer is None else asdict(example.answer)
-    return {"title": example.title, "text": example.text, "answer": places}
+    picture = {} if example.picture is None else {"picture": example.picture}
+    return {"title": example.title, "text": example.text, "answer": places, **picture}
 
 
 def _whole(question: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:

@@ -117,8 +117,10 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
             at = {"heads" if "." in place else "layers": {place: value}}
             lambdas = {"factor": value} if place == "factor" else at
             moved[place].append({"value": value, "run": _shortened(explorer.run({**question, "lambdas": lambdas}))})
+    rollout = explorer.run({**question, "picture": 1})["heads"]["rollout"]
     return {
         **{name: runs[-1][name] for name in _SHARED},
+        "rollout": _shortened(rollout),
         "maps": {place: base64.b64encode(data).decode() for place, data in maps.items()},
         "runs": [_shortened(run) for run in runs],
         "moved": moved,

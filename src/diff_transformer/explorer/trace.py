@@ -18,7 +18,7 @@ from torch.nn.functional import max_pool2d
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.utils.suggestions import quoted
 
-MAGIC = b"DTM1"  # of the binary form of a head's maps
+MAGIC = b"DTM2"  # of the binary form of a head's maps
 
 
 class HeadMaps(NamedTuple):
@@ -50,13 +50,15 @@ class RecomputedMaps:
         attentions: the attention of each layer.
         normed: the input of each, (1, N, D).
         lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
-        position_embeddings: cos and sin.
+        position_embeddings: cos and sin, or None.
+        is_causal: whether a token sees those before it alone.
     """
 
     attentions: Sequence[Any]
     normed: Sequence[Tensor]
     lambdas: Sequence[Tensor | None]
-    position_embeddings: tuple[Tensor, Tensor]
+    position_embeddings: tuple[Tensor, Tensor] | None
+    is_causal: bool = True
     _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -79,9 +81,9 @@ class RecomputedMaps:
             q[:, :, :, first_row:],
             k[:, chosen // (count // k.shape[1])],
             0.0 if lam is None else lam,
-            is_causal=True,
+            is_causal=self.is_causal,
             scale=attention.scaling,
-            window=attention.sliding_window,
+            window=getattr(attention, "sliding_window", None),  # which a layer outside of our models has not
         )
         if (weight := attention.signal_weights(self.normed[layer])) is not None:
             maps[0].mul_(weight[:, chosen, first_row:].unsqueeze(-1))
@@ -109,6 +111,7 @@ class ReturnedMaps:
     """The maps that a model of transformers returned, each (A, N, N) of a layer."""
 
     layers: Sequence[Tensor]
+    is_causal = True
 
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
@@ -154,22 +157,22 @@ class Trace:
         return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
 
 
-def encode_maps(maps: HeadMaps, first_row: int) -> bytes:
+def encode_maps(maps: HeadMaps, first_row: int, is_causal: bool = True) -> bytes:
     """Write the maps of one head, (1, N − R, N) with R = ``first_row``, as web/src/decode.js reads them.
 
-    Little-endian, without padding: "DTM1"; as uint32 N, the first row R, and the number of maps M, 1 or 2; if M is 2, λ
-    of each row in float32; then for each map its rows R … N − 1 in float16, of row i the i + 1 weights that causality
-    allows.
+    Little-endian, without padding: "DTM2"; as uint32 N, the first row R, the number of maps M, 1 or 2, and 1 if they
+    are causal, else 0; if M is 2, λ of each row in float32; then for each map its rows R … N − 1 in float16, of row i
+    the i + 1 weights that causality allows, or all N.
 
     A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 if it is smaller than 6e-5.
     """
     length = maps.first.shape[-1]
     each = [maps.first] if maps.second is None else [maps.first, maps.second]
-    parts = [struct.pack("<4sIII", MAGIC, length, first_row, len(each))]
+    parts = [struct.pack("<4sIIII", MAGIC, length, first_row, len(each), is_causal)]
     if maps.lam is not None:
         parts.append(_little_endian(maps.lam[0].to(torch.float32)))
-    rows, columns = torch.tril_indices(length - first_row, length, offset=first_row)
-    parts += [_little_endian(weights[0].cpu()[rows, columns].to(torch.float16)) for weights in each]
+    sent = torch.ones(length - first_row, length, dtype=torch.bool).tril(first_row if is_causal else length)
+    parts += [_little_endian(weights[0].cpu()[sent].to(torch.float16)) for weights in each]
     return b"".join(parts)
 
 
@@ -218,7 +221,7 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
         Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0); the row sums of A1 are 1. None for ordinary attention.
         "on_answer": the share of the answer's row that lies on it (`answer_shares`); None without one. "pictures": of
         each head the map pooled to at most size × size and scaled to −127 … 127, as int8 in base64; "picture_size":
-        their side.
+        their side. "rollout": of maps that are not causal, as :func:`rollout`; else None.
     """
     pixel = -(-len(trace.tokens) // size)
     removed, extremes = [], []
@@ -234,6 +237,7 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
     return {
         "removed": [removed[heads * layer : heads * (layer + 1)] for layer in range(layers)] if removed else None,
         "on_answer": None if answer is None else answer_shares(trace.maps, layers, answer).tolist(),
+        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).tolist(),
         "picture_size": pictures.shape[-1],
         "pictures": base64.b64encode(pictures.numpy().tobytes()).decode(),
     }
@@ -249,6 +253,20 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
     sizes = torch.stack([row.difference[:, 0].abs().cpu() for row in rows])
     whole = sizes.sum(-1)
     return sizes[..., answer.begin : answer.end].sum(-1) / whole.where(whole > 0, torch.ones_like(whole))
+
+
+def rollout(maps: Maps, layers: int) -> Tensor:
+    """Return how much of each token reaches each token through all layers, (N, N), with rows that sum to 1.
+
+    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, where A is the
+    mean over the heads, as half of what a token becomes is itself. Of A1 − λA2, which may be negative, it takes sizes.
+    """
+    sizes = [maps.of(layer, slice(None)).difference.abs().cpu() for layer in range(layers)]
+    reached = itself = torch.eye(sizes[0].shape[-1], dtype=sizes[0].dtype)
+    for of_layer in sizes:
+        shares = (of_layer / of_layer.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
+        reached = (shares + itself) / 2 @ reached
+    return reached
 
 
 def pooled(maps: Tensor, pixel: int) -> Tensor:

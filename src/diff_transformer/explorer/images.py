@@ -1,0 +1,183 @@
+"""Shows vision Transformers in the explorer: an image is a text whose tokens are its patches."""
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from diff_transformer.attention_types import ATTENTION_TYPES
+from diff_transformer.explorer.explored_model import (
+    LEARNED,
+    ExploredModel,
+    LambdaSettings,
+    WordVocabulary,
+    attentions_of,
+    mean_lambdas,
+    replaced_lambdas,
+)
+from diff_transformer.explorer.explorer import Example, Explorer, Side
+from diff_transformer.explorer.trace import RecomputedMaps, Trace
+from diff_transformer.utils.suggestions import quoted
+
+
+class ImageModel(ExploredModel):
+    """A classifier of images of which the explorer shows the maps.
+
+    Args:
+        model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, without
+            causality: a model from :func:`diff_transformer.convert.from_timm`, or one of your own.
+        name: its name on the page.
+        images: (B, C, H, W), of which a run takes one.
+        grid: rows and columns of patches; the largest square that its tokens hold unless given. Other tokens, such as a
+            class token or registers, come before the patches.
+
+    Raises:
+        ValueError: a model without such attention, images of another shape, or a grid with more patches than tokens.
+    """
+
+    grid: tuple[int, int]
+
+    def __init__(self, model: nn.Module, name: str, images: Tensor, grid: tuple[int, int] | None = None) -> None:
+        self.model, self.name, self.images = model.eval(), name, images
+        self.attentions = attentions_of(model)
+        if not self.attentions:
+            raise ValueError(f"model must have attention of this package in it, got {type(model).__name__}.")
+        if images.dim() != 4 or not len(images):
+            raise ValueError(f"images must be (B, C, H, W) with B of 1 or more, got {tuple(images.shape)}.")
+        first = self.attentions[0]
+        kinds = {kind.layer_class(): kind for kind in ATTENTION_TYPES.values()}
+        spec = next(kinds[each] for each in type(first).__mro__ if each in kinds)
+        self.label, self.subtracts = spec.label, spec.differential
+        self.lambda_per_token = spec.differential and hasattr(first, "lambda_proj")
+        self.layers, self.kv_heads = len(self.attentions), first.cached_heads
+        self.heads = first.o_proj.in_features // first.value_width
+        self.noise_heads = self.heads // first.ratio if spec.grouped else None
+        self.most_tokens = int(self._run(images[:1], LEARNED)[1][0].shape[1])
+        side = math.isqrt(self.most_tokens)
+        self.grid = grid or (side, side)
+        if math.prod(self.grid) > self.most_tokens:
+            raise ValueError(f"grid must have at most the model's {self.most_tokens} tokens, got {grid}.")
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse all but the patches of one image, as :class:`PatchVocabulary` numbers them."""
+        if [*tokens] not in ([*self.tokens_of(image)] for image in range(len(self.images))):
+            raise ValueError(f"The tokens must be those of one of {len(self.images)} images, got {quoted(tokens, 40)}.")
+
+    def tokens_of(self, image: int) -> range:
+        """Return the numbers of the tokens of an image."""
+        return range(image * self.most_tokens, (image + 1) * self.most_tokens)
+
+    @torch.no_grad()
+    def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
+        """Run the model over an image with the λ of the settings. No other thread may use the model meanwhile."""
+        self.check(tokens, settings)
+        image = tokens[0] // self.most_tokens
+        logits, normed, lambdas = self._run(self.images[image : image + 1], settings)
+        known = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
+        means = mean_lambdas(lambdas, self.heads, len(tokens)) if self.subtracts else None
+        maps = RecomputedMaps(self.attentions, normed, lambdas, None, is_causal=False)
+        return Trace(tuple(tokens), known, torch.empty(0), means, maps)
+
+    @torch.no_grad()
+    def _run(self, image: Tensor, settings: LambdaSettings) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+        """Return the logits, and the input and λ of each attention."""
+        normed: list[Tensor] = []
+        hooks = [
+            attention.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0]))
+            for attention in self.attentions
+        ]
+        try:
+            with replaced_lambdas(self.model, settings, self.heads):
+                logits = self.model(image)
+                lambdas = [attention.lambdas(x) for attention, x in zip(self.attentions, normed, strict=True)]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits, normed, lambdas
+
+
+class PatchVocabulary(WordVocabulary):
+    """Names of a model's images, patches and classes. A text is the title of an image."""
+
+    between = ""
+
+    def __init__(self, model: ImageModel, classes: Sequence[str]) -> None:
+        rows, columns = model.grid
+        patches = [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
+        others = model.most_tokens - len(patches)
+        super().__init__([*(f"extra {number}" for number in range(1, others + 1)), *patches])
+        self.model, self.classes = model, tuple(classes)
+        self.titles = [f"Image {number}" for number in range(1, len(model.images) + 1)]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of the image with a title. Raises ValueError, with a sentence, if there is none."""
+        if text not in self.titles:
+            raise ValueError(f"There are images {self.titles[0]!r} … {self.titles[-1]!r}, got {quoted(text, 40)}.")
+        return [*self.model.tokens_of(self.titles.index(text))]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the row and column of each patch, counted from 1."""
+        return [self.words[token % len(self.words)] for token in tokens]
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        """Return the name of a class."""
+        return self.classes[token] if token < len(self.classes) else f"class {token}"
+
+
+def image_explorer(
+    model: nn.Module,
+    images: Tensor,
+    classes: Sequence[str] = (),
+    *,
+    compare: nn.Module | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Explorer:
+    """Make an explorer of one or two classifiers of images.
+
+    Args:
+        model, images, grid: of :class:`ImageModel`; the model must be differential.
+        classes: the name of each class; its number unless given.
+        compare: the model beside it.
+
+    Returns:
+        An explorer, whose `run` answers for the text "Image 1" and so on, and for which
+        ``diff_transformer.explorer.page.recorded_page`` makes a page in one file.
+
+    Raises:
+        ValueError: as :class:`ImageModel`, or a model that subtracts nothing.
+
+    Examples:
+        >>> rows = torch.nn.Flatten(1, 2), DiffAttention(8, 2, 1), torch.nn.Flatten()  # each row of an image is a patch
+        >>> explorer = image_explorer(torch.nn.Sequential(*rows), torch.rand(3, 1, 4, 8))
+        >>> len(explorer.run({"text": "Image 3", "picture": 4})["heads"]["rollout"])
+        4
+    """
+    left, *others = (
+        ImageModel(each, name, images, grid)
+        for each, name in ((model, "model"), (compare, "compared"))
+        if each is not None
+    )
+    if not left.subtracts:
+        raise ValueError("model has ordinary attention, which subtracts nothing; give it as compare.")
+    names, *of_others = (PatchVocabulary(each, classes) for each in (left, *others))
+    examples = [Example(title, title, None, _png(image)) for title, image in zip(names.titles, images, strict=True)]
+    return Explorer(Side(left, names), Side(others[0], of_others[0]) if others else None, examples)
+
+
+def _png(image: Tensor) -> str:
+    """Return an image (C, H, W), its smallest number black and its largest white, as a PNG in a data URL."""
+    levels = image.detach().float().cpu()
+    low, high = levels.aminmax()
+    levels = (255 * (levels - low) / (high - low).clamp(min=1e-12)).round().to(torch.uint8)
+    pixels = (levels if len(levels) == 3 else levels[:1].expand(3, -1, -1)).permute(1, 2, 0)
+    rows = b"".join(b"\0" + row.numpy().tobytes() for row in pixels.contiguous())
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()

@@ -1,0 +1,130 @@
+"""Vision Transformers in the explorer: maps over patches, classes, attention rollout, refusals."""
+
+import base64
+import io
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import imread
+from torch import Tensor, nn
+
+from decoded_maps import decode_maps
+from diff_transformer.explorer import Explorer, LambdaSettings, explore_images, image_explorer
+from diff_transformer.explorer.images import ImageModel
+from diff_transformer.explorer.page import recorded_page
+from diff_transformer.explorer.trace import rollout
+from diff_transformer.nn import DiffAttention, DiffAttentionV2, GroupedDiffAttention, SoftmaxAttention
+from diff_transformer.ops import diff_attention_maps
+from tiny_vit import GRID, IMAGES, VisionTransformer
+
+
+def inputs_of(model: VisionTransformer, image: Tensor) -> list[Tensor]:
+    """The input of each layer."""
+    states = [torch.cat((model.others, model.patches(image[None]).flatten(2).transpose(1, 2)), 1)]
+    states.append(states[0] + model.layers[0](states[0]))
+    return states
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (DiffAttention, {}),
+        (DiffAttentionV2, {}),
+        (GroupedDiffAttention, {"num_noise_heads": 1}),
+        (SoftmaxAttention, {}),
+    ],
+)
+def test_a_map_is_that_of_the_layer_and_sees_all_patches(make: Any, options: dict[str, Any]) -> None:
+    model = VisionTransformer(make, **options)
+    explored = ImageModel(model, "tiny", IMAGES, GRID)
+    trace = explored.trace(explored.tokens_of(1))
+    attention, states = model.layers[1], inputs_of(model, IMAGES[1])[1]
+    queries, keys, _ = attention.project(states, None)
+    if make is SoftmaxAttention:
+        expected = (queries.transpose(1, 2) @ keys.transpose(-1, -2) * attention.scaling).softmax(-1)
+    else:
+        q, k = attention.split_queries(queries), attention.split_keys(keys)
+        expected = diff_attention_maps(q, k, attention.lambdas(states))[2]
+    found = trace.maps.of(1, slice(None)).difference
+    assert found.shape == (explored.heads, 8, 8)
+    torch.testing.assert_close(found, expected[0], rtol=1e-9, atol=1e-12)
+    assert (found[:, 0, 1:] != 0).all()  # no causality
+
+
+def test_the_explorer_answers_for_an_image(image_pair: Explorer) -> None:
+    described, model = image_pair.describe(), image_pair.sides["left"].model.model
+    assert described["models"]["left"]["grid"] == GRID
+    assert [one["text"] for one in described["examples"]] == ["Image 1", "Image 2", "Image 3"]
+    answer = image_pair.run({"text": "Image 2", "picture": 8})
+    assert answer["pieces"] == ["extra 1", "extra 2", "1,1", "1,2", "2,1", "2,2", "3,1", "3,2"]
+    known = model(IMAGES[1:2])[0].softmax(-1)
+    names = {"cat": 0, "dog": 1, "class 2": 2, "class 3": 3, "class 4": 4}
+    assert {one["piece"]: one["probability"] for one in answer["next"]} == pytest.approx(
+        {name: known[place].item() for name, place in names.items()}
+    )
+    assert answer["loss"] is None
+    maps, _ = decode_maps(image_pair.head_map({"text": "Image 2", "layer": 1, "head": 2}))
+    assert maps.second is not None
+    torch.testing.assert_close(maps.second[0].sum(-1), torch.ones(8), rtol=0, atol=5e-3)
+    off = image_pair.run({"text": "Image 2", "lambdas": {"factor": 0}, "picture": 8})
+    assert off["divergence"] > 0
+    assert off["heads"]["removed"] == [[0, 0], [0, 0]]
+    likeliest = max(answer["next"], key=lambda one: one["probability"])["piece"]
+    (changed,) = (one["probability"] for one in off["next"] if one["piece"] == likeliest)
+    assert image_pair.strip({"text": "Image 2", "factor": 0.0}) == {"value": pytest.approx(changed), "piece": likeliest}
+
+
+def test_rollout_is_the_product_of_the_layers(image_pair: Explorer) -> None:
+    model: Any = image_pair.sides["left"].model
+    maps = model.trace(model.tokens_of(0)).maps
+    expected = torch.eye(8, dtype=torch.float64)
+    for layer in range(2):
+        heads = maps.of(layer, slice(None)).difference.abs()
+        mean = torch.stack([head / head.sum(1, keepdim=True) for head in heads]).mean(0)
+        expected = (0.5 * mean + 0.5 * torch.eye(8)) @ expected
+    found = rollout(maps, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.sum(-1), torch.ones(8, dtype=torch.float64))
+    answer = image_pair.run({"side": "left", "text": "Image 1", "picture": 8})
+    torch.testing.assert_close(torch.tensor(answer["heads"]["rollout"], dtype=torch.float64), found)
+
+
+def test_the_model_is_as_before_after_a_run(image_pair: Explorer) -> None:
+    model: Any = image_pair.sides["left"].model
+    before = model.model(IMAGES[:1])
+    moved = model.trace(model.tokens_of(0), LambdaSettings(heads={(2, 1): 0.0}))
+    assert moved.lambdas[1, 0] == 0
+    assert torch.equal(model.model(IMAGES[:1]), before)
+
+
+def test_a_picture_is_the_image(image_pair: Explorer) -> None:
+    _, _, data = image_pair.examples[2].picture.partition("base64,")
+    pixels = torch.tensor(imread(io.BytesIO(base64.b64decode(data)), format="png"))
+    image = IMAGES[2, 0]
+    expected = (image - image.min()) / (image.max() - image.min())
+    torch.testing.assert_close(pixels[..., 0].double(), expected, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+def test_what_it_refuses(image_pair: Explorer) -> None:
+    differential = VisionTransformer(DiffAttention)
+    with pytest.raises(ValueError, match="attention of this package in it, got Linear"):
+        image_explorer(nn.Linear(2, 2), IMAGES)
+    with pytest.raises(ValueError, match=r"\(B, C, H, W\) with B of 1 or more, got \(6, 4\)"):
+        image_explorer(differential, IMAGES[0, 0])
+    with pytest.raises(ValueError, match=r"at most the model's 8 tokens, got \(3, 3\)"):
+        image_explorer(differential, IMAGES, grid=(3, 3))
+    with pytest.raises(ValueError, match="subtracts nothing; give it as compare"):
+        image_explorer(VisionTransformer(SoftmaxAttention), IMAGES)
+    with pytest.raises(ValueError, match="There are images 'Image 1' … 'Image 3', got 'Image 4'"):
+        image_pair.run({"text": "Image 4"})
+    with pytest.raises(ValueError, match="those of one of 3 images, got"):
+        image_pair.run({"tokens": [0, 1]})
+
+
+def test_a_page_and_a_widget_show_them(image_pair: Explorer) -> None:
+    page = recorded_page(image_pair)
+    assert '"rollout": [[' in page
+    pytest.importorskip("anywidget")
+    widget = explore_images(VisionTransformer(DiffAttention), IMAGES, grid=GRID)
+    assert widget.described["models"]["left"]["label"] == "DIFF"
