@@ -629,6 +629,15 @@ def test_the_check_before_use_finds_a_wrong_gradient(library: StandIn, monkeypat
     assert str(reason_against_family(family, torch.device("cpu"))).startswith("the gradient of q is wrong, ")
 
 
+def test_second_order_is_refused(library: StandIn) -> None:
+    problem = build(case_of("DIFF V1"))
+    tensors = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    out = diff_attention(*tensors, 0.5, backend=library.backend)
+    (gradient,) = torch.autograd.grad(out.square().sum(), tensors[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="backend 'fa2, fa3, fa4' cannot be differentiated twice"):
+        gradient.sum().backward()
+
+
 @only_fa4
 def test_open_widths_compile_in_one_graph(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sizes that torch.compile leaves open, whether `auto` takes it is no constant."""

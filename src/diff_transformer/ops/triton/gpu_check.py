@@ -1,9 +1,8 @@
 """Compares compiled kernels with Equation 1 before ``auto`` takes them, once a process for each family of requests.
 
-Whether those of ``triton`` and FlashAttention are right depends on the device, its driver and the version of the
-package. So each family that compiles kernels of its own is tried on a small case: the output and all gradients. One
-that does not compile, does not fit on the device or is wrong there is answered by another backend, and a warning says
-so.
+Whether those of ``triton`` and FlashAttention are right depends on the device, its driver and the package's version. So
+each family that compiles kernels of its own is tried on a small case: the output and all gradients. One that does not
+compile, does not fit on the device or is wrong there is answered by another backend, and a warning says so.
 """
 
 import os
