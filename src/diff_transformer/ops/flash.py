@@ -163,8 +163,8 @@ def backward(grad_out: Tensor, grad_log_sums: Tensor | None, *others: Any) -> tu
     if repeats:
         k, v = (x.repeat_interleave(sharing, dim=2) for x in (k, v))
     gradients = [x.new_empty(x.shape) for x in (q, k, v)]
-    # Otherwise several programs add to a gradient of q in the order in which they arrive.
     options = {"softmax_scale": scale, "causal": is_causal, "window_size_left": window_left}
+    # Otherwise several programs add to a gradient of q in the order in which they arrive.
     options |= {"deterministic": torch.are_deterministic_algorithms_enabled()}
     options |= zip(("dq", "dk", "dv"), gradients, strict=True)
     options |= {} if grad_log_sums is None else {"dlse": grad_log_sums}  # FlashAttention-4 alone takes one
