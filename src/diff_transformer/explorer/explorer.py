@@ -270,7 +270,8 @@ class Explorer:
                 )
         self._kept[key] = trace  # behind all others
         while len(self._kept) > 2 and (
-            len(self._kept) > _KEPT_TRACES or sum(kept.maps.bytes for kept in self._kept.values()) > _KEPT_BYTES
+            len(self._kept) > _KEPT_TRACES
+            or sum(held.nbytes for kept in self._kept.values() for held in kept.maps.held) > _KEPT_BYTES
         ):
             del self._kept[next(iter(self._kept))]
         return trace

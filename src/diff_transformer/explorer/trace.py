@@ -48,35 +48,39 @@ class RecomputedMaps:
 
     Attributes:
         attentions: the attention of each layer.
-        normed: the input of each, (1, N, D).
-        lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
-        position_embeddings: cos and sin, or None.
+        held: the input of each, (1, N, D).
+        positions: cos and sin that each was given, or None.
+        lambdas: λ of each in this run, (1, H, N); none if nothing is subtracted.
         is_causal: whether a token sees those before it alone.
     """
 
     attentions: Sequence[Any]
-    normed: Sequence[Tensor]
-    lambdas: Sequence[Tensor | None]
-    position_embeddings: tuple[Tensor, Tensor] | None
-    is_causal: bool = True
+    held: Sequence[Tensor]
+    positions: Sequence[tuple[Tensor, Tensor] | None]
+    lambdas: Sequence[Tensor]
+    is_causal: bool
     _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        attention, lam = self.attentions[layer], self.lambdas[layer]
-        queries, keys = self._projected(layer)
-        if lam is None:  # the one query of a head stands for both
+        attention, normed = self.attentions[layer], self.held[layer]
+        if layer not in self._last:  # as one head after another is asked for
+            projected = attention.resolve_latents(*attention.project(normed, self.positions[layer]))
+            self._last.clear()
+            self._last[layer] = projected[:2]
+        queries, keys = self._last[layer]
+        if not self.lambdas:  # the one query of a head stands for both
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         else:
             q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
             k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, N, d)
-        ratio, length = attention.ratio, q.shape[3]
+        ratio = attention.ratio
         count = q.shape[1] * ratio
         chosen = torch.arange(count, device=q.device)[heads]
         group = chosen // ratio
         q = torch.stack((q[:, group, chosen % ratio], q[:, group, -1]), dim=2)
-        lam = None if lam is None else lam.expand(1, count, length)[:, chosen, first_row:]
+        lam = self.lambdas[layer][:, chosen, first_row:] if self.lambdas else None
         maps = diff_attention_maps(
             q[:, :, :, first_row:],
             k[:, chosen // (count // k.shape[1])],
@@ -85,43 +89,23 @@ class RecomputedMaps:
             scale=attention.scaling,
             window=getattr(attention, "sliding_window", None),  # which a layer outside of our models has not
         )
-        if (weight := attention.signal_weights(self.normed[layer])) is not None:
+        if (weight := attention.signal_weights(normed)) is not None:
             maps[0].mul_(weight[:, chosen, first_row:].unsqueeze(-1))
         return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
-
-    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
-        if layer not in self._last:
-            attention = self.attentions[layer]
-            queries, keys, _ = attention.resolve_latents(
-                *attention.project(self.normed[layer], self.position_embeddings)
-            )
-            self._last.clear()
-            self._last[layer] = queries, keys
-        return self._last[layer]
-
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.normed)
 
 
 @dataclass(frozen=True, eq=False)
 class ReturnedMaps:
     """The maps that a model of transformers returned, each (A, N, N) of a layer."""
 
-    layers: Sequence[Tensor]
+    held: Sequence[Tensor]
+    lambdas: Sequence[Tensor] = ()
     is_causal = True
 
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        maps = self.layers[layer][heads, first_row:]
+        maps = self.held[layer][heads, first_row:]
         return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
-
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.layers)
 
 
 Maps: TypeAlias = RecomputedMaps | ReturnedMaps
@@ -135,15 +119,19 @@ class Trace:
         tokens: N of them.
         next_log_probabilities: (V,), of the token after the last.
         token_losses: (N − 1,) in nats, of the tokens from the second on.
-        lambdas: mean over the tokens of each head's λ, (layers, H); None for ordinary attention.
         maps: the maps of any head.
     """
 
     tokens: tuple[int, ...]
     next_log_probabilities: Tensor
     token_losses: Tensor
-    lambdas: Tensor | None
     maps: Maps
+
+    @property
+    def lambdas(self) -> Tensor | None:
+        """Mean over the tokens of each head's λ, (layers, H); None for ordinary attention."""
+        means = [lam.mean((0, 2)) for lam in self.maps.lambdas]
+        return torch.stack(means).cpu() if means else None
 
     @property
     def loss(self) -> float | None:
