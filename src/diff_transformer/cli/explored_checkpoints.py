@@ -19,8 +19,9 @@ from diff_transformer.explorer import (
     TokenizerVocabulary,
     WordVocabulary,
 )
-from diff_transformer.explorer.explored_model import LEARNED, subtracts
+from diff_transformer.explorer.explored_model import LEARNED
 from diff_transformer.explorer.page import recorded_page
+from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.files import read_json, write_atomically
 
 EXAMPLES = "examples.json"
@@ -105,7 +106,9 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         ValueError: the checkpoint is not differential, or a text that it cannot read.
     """
     folders = [find_checkpoint(path, ours=False) for path in (checkpoint, compare) if path is not None]
-    if not subtracts(AutoConfig.from_pretrained(folders[0], local_files_only=True)):
+    config = AutoConfig.from_pretrained(folders[0], local_files_only=True)
+    is_ours = isinstance(config, DiffTransformerConfig)
+    if not (config.spec.differential if is_ours else config.model_type == "diffllama"):
         raise ValueError(
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."

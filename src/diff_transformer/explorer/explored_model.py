@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert import as_our_model
 from diff_transformer.explorer.trace import Maps, RecomputedMaps, ReturnedMaps, Trace
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
 from diff_transformer.nn import Attention
 from diff_transformer.utils.suggestions import did_you_mean, quoted
@@ -110,13 +110,6 @@ def _mixed_lambda(learned: Any, values: Sequence[float | None], factor: float, h
     given = own.new_tensor([math.nan if value is None else value for value in values]).view(1, -1, 1)
     own = (factor * own).expand(hidden_states.shape[0], len(values), hidden_states.shape[1])
     return torch.where(given.isnan(), own, given)
-
-
-def subtracts(config: Any) -> bool:
-    """Return whether each head of a model with this configuration has two maps that are subtracted."""
-    if isinstance(config, DiffTransformerConfig):
-        return config.spec.differential
-    return config.model_type == "diffllama"
 
 
 class ExploredModel:
