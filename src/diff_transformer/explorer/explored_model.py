@@ -297,7 +297,7 @@ class TokenizerVocabulary:
     note = ""  # a hint on how to write a text
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.words = tokenizer, tokenizer.get_vocab()  # the tokens by their names
         self._names = TokenNames(tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -323,11 +323,6 @@ class TokenizerVocabulary:
         if not tokens:
             return ""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    @property
-    def words(self) -> dict[str, int]:
-        """The tokens by their names."""
-        return dict(self.tokenizer.get_vocab())
 
 
 class WordVocabulary:

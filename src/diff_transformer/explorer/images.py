@@ -53,7 +53,6 @@ class ImageModel(ExploredModel):
         """Return the numbers of the tokens of an image."""
         return range(image * self.most_tokens, (image + 1) * self.most_tokens)
 
-    @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
         """Run the model over an image with the λ of the settings. No other thread may use the model meanwhile."""
         self.check(tokens, settings)

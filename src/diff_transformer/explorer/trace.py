@@ -158,15 +158,10 @@ def encode_maps(maps: HeadMaps, first_row: int, is_causal: bool = True) -> bytes
     each = [maps.first] if maps.second is None else [maps.first, maps.second]
     parts = [struct.pack("<4sIIII", MAGIC, length, first_row, len(each), is_causal)]
     if maps.lam is not None:
-        parts.append(_little_endian(maps.lam[0].to(torch.float32)))
+        parts.append(maps.lam[0].float().cpu().numpy().astype("<f4").tobytes())
     sent = torch.ones(length - first_row, length, dtype=torch.bool).tril(first_row if is_causal else length)
-    parts += [_little_endian(weights[0].cpu()[sent].to(torch.float16)) for weights in each]
+    parts += [weights[0].cpu()[sent].half().numpy().astype("<f2").tobytes() for weights in each]
     return b"".join(parts)
-
-
-def _little_endian(tensor: Tensor) -> bytes:
-    array = tensor.cpu().numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 @dataclass(frozen=True)
