@@ -4,7 +4,6 @@ Its other layers keep a state instead of keys and values. No model here has such
 whole to: a layer becomes a module for a model of the reader's own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,17 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     """
     source = Path(source)
     raw = read_source_config(source)
-    width, heads, kv_heads, layers = _sizes(raw, source)
+    file = str(source / CONFIG)
+    if raw.get("model_type") != PHI4FLASH:
+        raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
+    sizes: list[Any] = [raw.get(name) for name in SIZES]
+    width, heads, kv_heads, layers = sizes
+    are_whole = all(type(size) is int and size > 0 for size in sizes)
+    if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
+        raise ValueError(
+            f"{file!r} must have whole numbers {', '.join(SIZES)}, of which the second divides the first and 4 the "
+            f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
+        )
     if not 0 <= layer < layers:
         raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
     if layer % 2 == 0:
@@ -115,19 +124,3 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     window = raw.get("sliding_window") if layer < layers // 2 else None
     window = window[layer] if isinstance(window, list) else window
     return Phi4FlashAttention(module, window, context_layer if shares else None)
-
-
-def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
-    """Return D, A, the key/value heads and the number of layers. Raises ValueError for another kind of model."""
-    file = str(source / CONFIG)
-    if raw.get("model_type") != PHI4FLASH:
-        raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
-    sizes: list[Any] = [raw.get(name) for name in SIZES]
-    width, heads, kv_heads, layers = sizes
-    are_whole = all(type(size) is int and size > 0 for size in sizes)
-    if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
-        raise ValueError(
-            f"{file!r} must have whole numbers {', '.join(SIZES)}, of which the second divides the first and 4 the "
-            f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
-        )
-    return width, heads, kv_heads, layers
