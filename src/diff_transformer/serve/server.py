@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -43,12 +44,6 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
         served.require_name(request.path_params["name"])
         return JSONResponse(described)
 
-    async def completions(request: Request) -> Response:
-        return await _reply(served, CompletionRequest, request)
-
-    async def chat_completions(request: Request) -> Response:
-        return await _reply(served, ChatRequest, request)
-
     def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -65,8 +60,8 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
             Route("/health", health),
             Route("/v1/models", guarded(models)),
             Route("/v1/models/{name:path}", guarded(model)),
-            Route("/v1/completions", guarded(completions), methods=["POST"]),
-            Route("/v1/chat/completions", guarded(chat_completions), methods=["POST"]),
+            Route("/v1/completions", guarded(partial(_reply, served, CompletionRequest)), methods=["POST"]),
+            Route("/v1/chat/completions", guarded(partial(_reply, served, ChatRequest)), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _error, Exception: _error},
     )
