@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,8 +33,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """A tensor's file, shape and dtype, known without reading it."""
 
     file: Path
@@ -158,8 +157,7 @@ def plan(
     return outputs
 
 
-@dataclass(frozen=True)
-class ParameterMapping:
+class ParameterMapping(NamedTuple):
     """A parameter in one direction: from the key `input` to the key `output`, None if there is none.
 
     Attributes:

@@ -93,7 +93,7 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         module = DiffAttention(width, heads, layer + 1, kv_heads, norm_eps=NORM_EPS, bias=True)
     queries, keys = heads * module.head_dim, kv_heads * module.head_dim
     own, owner = (f"model.layers.{number}.attn." for number in (layer, context_layer if shares else layer))
-    fused = {own: queries + (0 if shares else 2 * keys)} | ({owner: queries + 2 * keys} if shares else {})
+    fused = {own: queries, owner: queries + 2 * keys}
     inner = f"{own}inner_cross_attn."
     expected: dict[str, tuple[int, ...]] = {
         **{f"{prefix}Wqkv.weight": (rows, width) for prefix, rows in fused.items()},
@@ -111,9 +111,8 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
 
     state = {"head_norm.weight": weights.read(f"{inner}subln.weight")}
     for part in ("weight", "bias"):
-        rows = weights.read(f"{own}Wqkv.{part}")
-        kept = weights.read(f"{owner}Wqkv.{part}")[queries:] if shares else rows[queries:]
-        state[f"q_proj.{part}"] = rows[:queries].clone()
+        state[f"q_proj.{part}"] = weights.read(f"{own}Wqkv.{part}")[:queries].clone()
+        kept = weights.read(f"{owner}Wqkv.{part}")[queries:]
         state[f"k_proj.{part}"], state[f"v_proj.{part}"] = (half.clone() for half in kept.split(keys))
         state[f"o_proj.{part}"] = weights.read(f"{own}out_proj.{part}")
     for name in ("q1", "k1", "q2", "k2"):

@@ -229,7 +229,9 @@ def compare(model: Any, file: Path) -> None:
     for probe, *answers in zip(probes, rough, exact, strict=True):
         # What is computed for padding is nobody's, but it must stay finite: a weight of 0 does not hide NaN.
         mask = probe[1].bool()
-        for output, near, right in zip(run_graph(session, probe), *answers, strict=True):
+        *tokens, past = probe
+        feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
+        for output, near, right in zip(map(torch.from_numpy, session.run(None, feed)), *answers, strict=True):
             if right.numel() == 0:  # values of a cache of latents, which have no width
                 continue
             seen = mask[:, -right.shape[-2] :]
@@ -258,13 +260,6 @@ def _probes(model: Any) -> Iterator[Inputs]:
 def _run(model: Any, probe: Inputs) -> list[Tensor]:
     *tokens, past = probe
     return [output.double() for output in Step(model)(*tokens, tuple(tensor.to(model.dtype) for tensor in past))]
-
-
-def run_graph(session: Any, inputs: Inputs) -> list[Tensor]:
-    """Call a graph in onnxruntime: return the logits, and the cached keys and values."""
-    *tokens, past = inputs
-    feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
-    return [torch.from_numpy(output) for output in session.run(None, feed)]
 
 
 def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:
