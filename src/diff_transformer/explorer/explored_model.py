@@ -320,8 +320,6 @@ class TokenizerVocabulary:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
-        if not tokens:
-            return ""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 

@@ -94,13 +94,12 @@ class RecomputedMaps:
         return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
 
 
-@dataclass(frozen=True, eq=False)
-class ReturnedMaps:
+class ReturnedMaps(NamedTuple):
     """The maps that a model of transformers returned, each (A, N, N) of a layer."""
 
     held: Sequence[Tensor]
     lambdas: Sequence[Tensor] = ()
-    is_causal = True
+    is_causal: bool = True
 
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
@@ -111,8 +110,7 @@ class ReturnedMaps:
 Maps: TypeAlias = RecomputedMaps | ReturnedMaps
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(NamedTuple):
     """One run over N tokens.
 
     Attributes:
