@@ -118,16 +118,14 @@ def image_explorer(
         >>> len(explorer.run({"text": "Image 3", "picture": 4})["heads"]["rollout"])
         4
     """
-    left, *others = (
-        ImageModel(each, name, images, grid)
-        for each, name in ((model, "model"), (compare, "compared"))
-        if each is not None
-    )
+    left = ImageModel(model, "model", images, grid)
+    right = None if compare is None else ImageModel(compare, "compared", images, grid)
     if not left.subtracts:
         raise ValueError("model has ordinary attention, which subtracts nothing; give it as compare.")
-    names, *of_others = (PatchVocabulary(each, classes) for each in (left, *others))
+    names = PatchVocabulary(left, classes)
     examples = [Example(title, title, None, _png(image)) for title, image in zip(names.titles, images, strict=True)]
-    return Explorer(Side(left, names), Side(others[0], of_others[0]) if others else None, examples)
+    beside = None if right is None else Side(right, PatchVocabulary(right, classes))
+    return Explorer(Side(left, names), beside, examples)
 
 
 def _png(image: Tensor) -> str:
