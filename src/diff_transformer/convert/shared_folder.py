@@ -159,13 +159,7 @@ class Step(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Map tokens and positions (B, N), mask (B, P + N), P cached to logits (B, N, vocabulary), P + N cached."""
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        outputs = self.model(input_ids, attention_mask, position_ids, cache, use_cache=True)
         return outputs.logits, *_cached_tensors(cache)
 
 
