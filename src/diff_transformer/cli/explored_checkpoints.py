@@ -34,14 +34,7 @@ _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens
 
 
 class ModelExamples(NamedTuple):
-    """The content of an examples.json.
-
-    Attributes:
-        examples: texts of the task that the model was trained on.
-        words: the word of each token, of a model without a tokenizer.
-        note: a sentence or two on how to write such a text.
-        floor: the accuracy of a guess among a text's own answers, if the answer to every example is one token.
-    """
+    """The content of an examples.json, which docs/explorer.md describes."""
 
     examples: tuple[Example, ...] = ()
     words: tuple[str, ...] = ()

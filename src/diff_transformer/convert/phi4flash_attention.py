@@ -1,8 +1,4 @@
-"""Reads the attention layers of Phi-4-mini-flash, which are differential.
-
-Its other layers keep a state instead of keys and values. No model here has such layers, so there is none to convert the
-whole to: a layer becomes a module for a model of the reader's own.
-"""
+"""Reads the attention layers of Phi-4-mini-flash, which are differential; docs/converting.md says why not the whole."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is; and reads its text.
-
-Ours can run with another λ. transformers' DiffLlama is converted to ours first, so that it can, too. Any other causal
-language model of transformers gives the attention weights that it returns.
-"""
+"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is; and reads its text."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Answers the page's questions about one or two models. Each question carries all that it depends on.
-
-A question is an object as JSON has it, from anybody: whatever does not fit is refused with a sentence (ValueError).
-Recent runs are kept, so that a question about another head of the same text does not run the model again.
-"""
+"""Answers the page's questions about one or two models (docs/explorer.md), or refuses them with a ValueError."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

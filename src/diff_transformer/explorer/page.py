@@ -1,8 +1,6 @@
 """Puts the page together: one HTML file with its style, its code and its data, which loads nothing else.
 
-A recorded page has one text and all answers about it, so that it works from disk without a server or a network. It
-computes A1 − λA2 of each head for any λ from the maps of the learned one. Predictions are recorded for steps of the
-factor of all λ, and of the λ of each layer and head. The models' continuations are recorded with the learned λ.
+docs/explorer.md says what a recorded page, which has no server, holds and what it computes.
 """
 
 import base64

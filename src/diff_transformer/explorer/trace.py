@@ -1,8 +1,4 @@
-"""Holds the trace of one run of a model over a text; computes the maps of its heads, their numbers, pictures and bytes.
-
-Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one of our models keeps each layer's input,
-which is small, and computes a head's maps from it with ``diff_attention_maps``.
-"""
+"""Holds the trace of a model's run over a text; computes the maps of its heads, their numbers, pictures and bytes."""
 
 import base64
 import math
@@ -260,11 +256,9 @@ def pooled(maps: Tensor, pixel: int) -> Tensor:
 
 
 def pictures_of(extremes: Tensor) -> Tensor:
-    """Turn pooled maps (H, P, P) into pictures of int8.
+    """Turn pooled maps (H, P, P) into pictures of int8, ±127 · √(weight / scale); docs/explorer.md says why so.
 
-    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 if the
-    weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few tokens
-    to attend to, and their weights, up to 1, would leave no shades for the others.
+    The scale is the largest weight but for the first quarter of the rows. Where a weight is larger, it is ±127.
     """
     scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)
