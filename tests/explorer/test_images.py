@@ -14,7 +14,7 @@ from diff_transformer.explorer import Explorer, LambdaSettings, explore_images, 
 from diff_transformer.explorer.images import ImageModel
 from diff_transformer.explorer.page import recorded_page
 from diff_transformer.explorer.trace import rollout
-from diff_transformer.nn import DiffAttention, DiffAttentionV2, GroupedDiffAttention, SoftmaxAttention
+from diff_transformer.nn import DiffAttention, DiffAttentionV2, GroupedDiffAttention, RotaryEmbedding, SoftmaxAttention
 from diff_transformer.ops import diff_attention_maps
 from tiny_vit import GRID, IMAGES, VisionTransformer
 
@@ -50,6 +50,19 @@ def test_a_map_is_that_of_the_layer_and_sees_all_patches(make: Any, options: dic
     assert found.shape == (explored.heads, 8, 8)
     torch.testing.assert_close(found, expected[0], rtol=1e-9, atol=1e-12)
     assert (found[:, 0, 1:] != 0).all()  # no causality
+
+
+def test_a_map_has_the_positions_that_its_layer_was_given() -> None:
+    model = VisionTransformer(DiffAttention)
+    tables = RotaryEmbedding(4).positions(torch.zeros(1, 8, 16, dtype=torch.float64))
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, inputs, named: ((*inputs, tables), named), with_kwargs=True)
+    explored, attention, states = ImageModel(model, "tiny", IMAGES), model.layers[1], inputs_of(model, IMAGES[1])[1]
+    queries, keys, _ = attention.project(states, tables)
+    q, k = attention.split_queries(queries), attention.split_keys(keys)
+    expected = diff_attention_maps(q, k, attention.lambdas(states))[2]
+    found = explored.trace(explored.tokens_of(1)).maps.of(1, slice(None)).difference
+    torch.testing.assert_close(found, expected[0], rtol=1e-9, atol=1e-12)
 
 
 def test_the_explorer_answers_for_an_image(image_pair: Explorer) -> None:

@@ -9,18 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.explorer.explored_model import (
-    LEARNED,
-    ExploredModel,
-    LambdaSettings,
-    WordVocabulary,
-    attentions_of,
-    mean_lambdas,
-    replaced_lambdas,
-)
+from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, WordVocabulary
 from diff_transformer.explorer.explorer import Example, Explorer, Side
-from diff_transformer.explorer.trace import RecomputedMaps, Trace
+from diff_transformer.explorer.trace import Trace
 from diff_transformer.utils.suggestions import quoted
 
 
@@ -43,20 +34,11 @@ class ImageModel(ExploredModel):
 
     def __init__(self, model: nn.Module, name: str, images: Tensor, grid: tuple[int, int] | None = None) -> None:
         self.model, self.name, self.images = model.eval(), name, images
-        self.attentions = attentions_of(model)
-        if not self.attentions:
-            raise ValueError(f"model must have attention of this package in it, got {type(model).__name__}.")
+        self._read_layers()
         if images.dim() != 4 or not len(images):
             raise ValueError(f"images must be (B, C, H, W) with B of 1 or more, got {tuple(images.shape)}.")
-        first = self.attentions[0]
-        kinds = {kind.layer_class(): kind for kind in ATTENTION_TYPES.values()}
-        spec = next(kinds[each] for each in type(first).__mro__ if each in kinds)
-        self.label, self.subtracts = spec.label, spec.differential
-        self.lambda_per_token = spec.differential and hasattr(first, "lambda_proj")
-        self.layers, self.kv_heads = len(self.attentions), first.cached_heads
-        self.heads = first.o_proj.in_features // first.value_width
-        self.noise_heads = self.heads // first.ratio if spec.grouped else None
-        self.most_tokens = int(self._run(images[:1], LEARNED)[1][0].shape[1])
+        _, maps = self._run(model, LEARNED, images[:1])
+        self.most_tokens = maps.held[0].shape[1]
         side = math.isqrt(self.most_tokens)
         self.grid = grid or (side, side)
         if math.prod(self.grid) > self.most_tokens:
@@ -71,33 +53,13 @@ class ImageModel(ExploredModel):
         """Return the numbers of the tokens of an image."""
         return range(image * self.most_tokens, (image + 1) * self.most_tokens)
 
-    @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
         """Run the model over an image with the λ of the settings. No other thread may use the model meanwhile."""
         self.check(tokens, settings)
         image = tokens[0] // self.most_tokens
-        logits, normed, lambdas = self._run(self.images[image : image + 1], settings)
+        logits, maps = self._run(self.model, settings, self.images[image : image + 1])
         known = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
-        means = mean_lambdas(lambdas, self.heads, len(tokens)) if self.subtracts else None
-        maps = RecomputedMaps(self.attentions, normed, lambdas, None, is_causal=False)
-        return Trace(tuple(tokens), known, torch.empty(0), means, maps)
-
-    @torch.no_grad()
-    def _run(self, image: Tensor, settings: LambdaSettings) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """Return the logits, and the input and λ of each attention."""
-        normed: list[Tensor] = []
-        hooks = [
-            attention.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0]))
-            for attention in self.attentions
-        ]
-        try:
-            with replaced_lambdas(self.model, settings, self.heads):
-                logits = self.model(image)
-                lambdas = [attention.lambdas(x) for attention, x in zip(self.attentions, normed, strict=True)]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return logits, normed, lambdas
+        return Trace(tuple(tokens), known, torch.empty(0), maps)
 
 
 class PatchVocabulary(WordVocabulary):
@@ -156,16 +118,14 @@ def image_explorer(
         >>> len(explorer.run({"text": "Image 3", "picture": 4})["heads"]["rollout"])
         4
     """
-    left, *others = (
-        ImageModel(each, name, images, grid)
-        for each, name in ((model, "model"), (compare, "compared"))
-        if each is not None
-    )
+    left = ImageModel(model, "model", images, grid)
+    right = None if compare is None else ImageModel(compare, "compared", images, grid)
     if not left.subtracts:
         raise ValueError("model has ordinary attention, which subtracts nothing; give it as compare.")
-    names, *of_others = (PatchVocabulary(each, classes) for each in (left, *others))
+    names = PatchVocabulary(left, classes)
     examples = [Example(title, title, None, _png(image)) for title, image in zip(names.titles, images, strict=True)]
-    return Explorer(Side(left, names), Side(others[0], of_others[0]) if others else None, examples)
+    beside = None if right is None else Side(right, PatchVocabulary(right, classes))
+    return Explorer(Side(left, names), beside, examples)
 
 
 def _png(image: Tensor) -> str:
