@@ -128,6 +128,7 @@ class ExploredModel:
     """
 
     grid: tuple[int, int] | None = None
+    is_causal = True
     noise_heads: int | None = None
     attentions: Sequence[Any] = ()  # of which the maps are recomputed; else the model returns them
 
@@ -152,8 +153,12 @@ class ExploredModel:
         if not self.attentions:
             raise ValueError(f"model must have attention of this package in it, got {type(self.model).__name__}.")
         first = self.attentions[0]
+        if len({(type(one), one.o_proj.in_features, one.num_key_value_groups) for one in self.attentions}) > 1:
+            raise ValueError(f"the layers of {self.name} must have one type of attention, with as many heads in each.")
         kinds = {kind.layer_class(): kind for kind in ATTENTION_TYPES.values()}
-        spec = next(kinds[each] for each in type(first).__mro__ if each in kinds)
+        spec = next((kinds[each] for each in type(first).__mro__ if each in kinds), None)
+        if spec is None:
+            raise ValueError(f"the attention must be of one of this package's types, got {type(first).__name__}.")
         self.label, self.subtracts = spec.label, spec.differential
         self.lambda_per_token = spec.differential and hasattr(first, "lambda_proj")
         self.layers, self.heads = len(self.attentions), first.o_proj.in_features // first.value_width
@@ -243,19 +248,27 @@ class ExploredModel:
         self, module: nn.Module, settings: LambdaSettings, *inputs: Tensor, **named: Any
     ) -> tuple[Any, RecomputedMaps]:
         """Return the output of the model, or of the part with its layers, with the λ of the settings; and the maps."""
-        calls: dict[nn.Module, tuple[Tensor, Any]] = {}
+        calls: list[tuple[nn.Module, Tensor, Any]] = []
 
         def keep(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            calls[module] = _layer_inputs(*inputs, **named)
+            calls.append((module, *self._layer_inputs(*inputs, **named)))
 
         with ExitStack() as hooks, replaced_lambdas(self.model, settings, self.heads):
             for attention in self.attentions:
                 hooks.enter_context(attention.register_forward_pre_hook(keep, with_kwargs=True))
             output = module(*inputs, **named)
-            normed, positions = zip(*(calls[attention] for attention in self.attentions), strict=True)
+            if [attention for attention, *_ in calls] != self.attentions:
+                raise ValueError(f"{self.name} must call each attention once in a run, in the order of its modules.")
+            _, normed, positions = zip(*calls, strict=True)
             pairs = zip(self.attentions, normed, strict=True) if self.subtracts else ()
             lambdas = [attention.lambdas(x).expand(1, self.heads, x.shape[1]) for attention, x in pairs]
-        return output, RecomputedMaps(self.attentions, normed, positions, lambdas, self.grid is None)
+        return output, RecomputedMaps(self.attentions, normed, positions, lambdas, self.is_causal)
+
+    def _layer_inputs(
+        self, hidden_states: Tensor, position_embeddings: Any = None, *_: Any, **__: Any
+    ) -> tuple[Tensor, Any]:
+        """Return the arguments of an attention's call from which it projects queries and keys."""
+        return hidden_states, position_embeddings
 
     def _returned(self, input_ids: Tensor) -> Trace:
         size = self.layers * self.heads * input_ids.shape[1] ** 2 * self.model.dtype.itemsize
@@ -270,11 +283,6 @@ class ExploredModel:
             raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
         maps = ReturnedMaps([layer[0] for layer in output.attentions])
         return _trace_of(input_ids[0], output.logits[0].split(_LOGITS_AT_ONCE), maps)
-
-
-def _layer_inputs(hidden_states: Tensor, position_embeddings: Any = None, *_: Any, **__: Any) -> tuple[Tensor, Any]:
-    """Return the arguments of an attention's call from which it projects queries and keys."""
-    return hidden_states, position_embeddings
 
 
 def _trace_of(tokens: Tensor, logits: Iterable[Tensor], maps: Maps) -> Trace:

@@ -220,6 +220,8 @@ class Explorer:
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
+        if side.model.grid is not None and question.get("answer") is not None:
+            raise ValueError("An image has no answer.")
         tokens, append = question.get("tokens"), question.get("append", [])
         if (question.get("text") is None) == (tokens is None):
             raise ValueError('A question has either "text" or "tokens".')

@@ -5,6 +5,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,34 +20,46 @@ class ImageModel(ExploredModel):
     """A classifier of images of which the explorer shows the maps.
 
     Args:
-        model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, without
-            causality: a model from :func:`diff_transformer.convert.from_timm`, or one of your own.
+        model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, of one
+            type and without mask, causality or context: a model from :func:`diff_transformer.convert.from_timm`, or one
+            of your own. It is set to ``eval()``.
         name: its name on the page.
         images: (B, C, H, W), of which a run takes one.
-        grid: rows and columns of patches; the largest square that its tokens hold unless given. Other tokens, such as a
-            class token or registers, come before the patches.
+        grid: rows and columns of patches; timm's, or the largest square that the tokens hold, unless given. Other
+            tokens, such as a class token or registers, come before the patches.
 
     Raises:
         ValueError: a model without such attention, images of another shape, or a grid with more patches than tokens.
     """
 
     grid: tuple[int, int]
+    is_causal = False
 
     def __init__(self, model: nn.Module, name: str, images: Tensor, grid: tuple[int, int] | None = None) -> None:
         self.model, self.name, self.images = model.eval(), name, images
         self._read_layers()
         if images.dim() != 4 or not len(images):
             raise ValueError(f"images must be (B, C, H, W) with B of 1 or more, got {tuple(images.shape)}.")
-        _, maps = self._run(model, LEARNED, images[:1])
-        self.most_tokens = maps.held[0].shape[1]
+        logits, maps = self._run(model, LEARNED, images[:1])
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            raise ValueError(f"{name} must return logits (B, classes), got {getattr(logits, 'shape', type(logits))}.")
+        shapes = {tuple(states.shape[:2]) for states in maps.held}
+        if len(shapes) > 1 or min(shapes)[0] != 1:
+            raise ValueError(f"{name} must give each layer all tokens of an image, (1, N, D), got {sorted(shapes)}.")
+        _, self.most_tokens = shapes.pop()
         side = math.isqrt(self.most_tokens)
-        self.grid = grid or (side, side)
-        if math.prod(self.grid) > self.most_tokens:
-            raise ValueError(f"grid must have at most the model's {self.most_tokens} tokens, got {grid}.")
+        known = grid or getattr(getattr(model, "patch_embed", None), "grid_size", None)
+        if known is None and images.shape[2] != images.shape[3]:
+            raise ValueError(f"grid must be given for images that are not square, got {tuple(images.shape[2:])}.")
+        self.grid = tuple(known or (side, side))
+        if len(self.grid) != 2 or min(self.grid) < 1 or math.prod(self.grid) > self.most_tokens:
+            most = f"at most the {self.most_tokens} tokens of {name}"
+            raise ValueError(f"grid must be rows and columns, 1 or more of each, with {most}, got {grid}.")
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse all but the patches of one image, as :class:`PatchVocabulary` numbers them."""
-        if [*tokens] not in ([*self.tokens_of(image)] for image in range(len(self.images))):
+        of_images = ([*self.tokens_of(image)] for image in range(len(self.images)))
+        if any(type(token) is not int for token in tokens) or [*tokens] not in of_images:
             raise ValueError(f"The tokens must be those of one of {len(self.images)} images, got {quoted(tokens, 40)}.")
 
     def tokens_of(self, image: int) -> range:
@@ -61,6 +74,16 @@ class ImageModel(ExploredModel):
         known = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
         return Trace(tuple(tokens), known, torch.empty(0), maps)
 
+    def _layer_inputs(
+        self, hidden_states: Tensor, position_embeddings: Any = None, *others: Any, **named: Any
+    ) -> tuple[Tensor, Any]:
+        if any(value is not None and value is not False for value in (*others, *named.values())):
+            raise ValueError(
+                f"{self.name} calls its attention with more than hidden_states and position_embeddings; the explorer "
+                "shows images without mask, causality, context or cache."
+            )
+        return hidden_states.clone(), position_embeddings  # as the caller may add to it in place
+
 
 class PatchVocabulary(WordVocabulary):
     """Names of a model's images, patches and classes. A text is the title of an image."""
@@ -72,7 +95,7 @@ class PatchVocabulary(WordVocabulary):
         patches = [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
         others = model.most_tokens - len(patches)
         super().__init__([*(f"extra {number}" for number in range(1, others + 1)), *patches])
-        self.model, self.classes = model, tuple(classes)
+        self.model, self.classes = model, tuple(map(str, classes))
         self.titles = [f"Image {number}" for number in range(1, len(model.images) + 1)]
 
     def encode(self, text: str) -> list[int]:
@@ -124,6 +147,8 @@ def image_explorer(
         raise ValueError("model has ordinary attention, which subtracts nothing; give it as compare.")
     names = PatchVocabulary(left, classes)
     examples = [Example(title, title, None, _png(image)) for title, image in zip(names.titles, images, strict=True)]
+    if right is not None and (right.most_tokens, right.grid) != (left.most_tokens, left.grid):
+        raise ValueError(f"compare must have the model's {left.most_tokens} tokens, got {right.most_tokens}.")
     beside = None if right is None else Side(right, PatchVocabulary(right, classes))
     return Explorer(Side(left, names), beside, examples)
 

@@ -70,15 +70,18 @@ def recorded_page(explorer: Explorer) -> str:
     if not described["examples"]:
         raise ValueError("A page needs a text; the explorer has no example.")
     example = described["examples"][0]
-    length = len(explorer.run({"text": example["text"]})["tokens"]) + WRITTEN
+    length = len(explorer.run({"text": example["text"]})["tokens"])
+    is_image = described["models"]["left"]["grid"] is not None
+    length += 0 if is_image else WRITTEN
+    weights = length * length if is_image else length * (length + 1) // 2
     size = sum(
-        model["layers"] * model["heads"] * length * (length + 1) // 2 * (4 if model["subtracts"] else 2) * 4 // 3
+        model["layers"] * model["heads"] * weights * (4 if model["subtracts"] else 2) * 4 // 3
         for model in described["models"].values()
     )
     if size > LARGEST_PAGE:
         raise ValueError(
             f"The maps of {length:,} tokens take {size / 1e6:.0f} MB, and a page holds {LARGEST_PAGE / 1e6:.0f} MB; "
-            f"give a shorter --text ({WRITTEN} of the tokens are what the model writes after it)."
+            f"give a shorter --text ({WRITTEN} of its tokens are what the model writes after it), or smaller images."
         )
     recorded = {}
     for side, model in described["models"].items():
@@ -119,7 +122,7 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
             at = {"heads" if "." in place else "layers": {place: value}}
             lambdas = {"factor": value} if place == "factor" else at
             moved[place].append({"value": value, "run": _shortened(explorer.run({**question, "lambdas": lambdas}))})
-    rollout = explorer.run({**question, "picture": 1})["heads"]["rollout"]
+    rollout = explorer.run({**question, "picture": 1})["heads"]["rollout"] if model["grid"] else None
     return {
         **{name: runs[-1][name] for name in _SHARED},
         "rollout": _shortened(rollout),

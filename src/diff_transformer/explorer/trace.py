@@ -210,11 +210,11 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
             if maps.second is not None:
                 taken = maps.first.sum(-1) - difference.clamp(min=0).sum(-1)
                 removed.append(taken.clamp(min=0).mean().item())
-    pictures = pictures_of(torch.cat(extremes))
+    pictures = pictures_of(torch.cat(extremes), trace.maps.is_causal)
     return {
         "removed": [removed[heads * layer : heads * (layer + 1)] for layer in range(layers)] if removed else None,
         "on_answer": None if answer is None else answer_shares(trace.maps, layers, answer).tolist(),
-        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).tolist(),
+        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).round(decimals=6).tolist(),
         "picture_size": pictures.shape[-1],
         "pictures": base64.b64encode(pictures.numpy().tobytes()).decode(),
     }
@@ -233,15 +233,16 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
 
 
 def rollout(maps: Maps, layers: int) -> Tensor:
-    """Return how much of each token reaches each token through all layers, (N, N), with rows that sum to 1.
+    """Return how much of each token reaches each token through all layers, (N, N).
 
-    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, where A is the
-    mean over the heads, as half of what a token becomes is itself. Of A1 − λA2, which may be negative, it takes sizes.
+    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, as half of what a
+    token becomes is itself. A is the mean over the heads of |A1 − λA2|, with rows that sum to 1, or 0 if nothing is
+    left of one.
     """
-    sizes = [maps.of(layer, slice(None)).difference.abs().cpu() for layer in range(layers)]
-    reached = itself = torch.eye(sizes[0].shape[-1], dtype=sizes[0].dtype)
-    for of_layer in sizes:
-        shares = (of_layer / of_layer.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
+    reached = itself = torch.eye(maps.held[0].shape[-2], dtype=torch.float64)
+    for layer in range(layers):
+        sizes = maps.of(layer, slice(None)).difference.abs().cpu()
+        shares = (sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
         reached = (shares + itself) / 2 @ reached
     return reached
 
@@ -255,11 +256,12 @@ def pooled(maps: Tensor, pixel: int) -> Tensor:
     return torch.where(highest >= -lowest, highest, lowest)
 
 
-def pictures_of(extremes: Tensor) -> Tensor:
+def pictures_of(extremes: Tensor, is_causal: bool = True) -> Tensor:
     """Turn pooled maps (H, P, P) into pictures of int8, ±127 · √(weight / scale); docs/explorer.md says why so.
 
-    The scale is the largest weight but for the first quarter of the rows. Where a weight is larger, it is ±127.
+    The scale is the largest weight, of causal maps but for the first quarter of the rows. Where a weight is larger, it
+    is ±127.
     """
-    scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
+    scale = extremes[:, extremes.shape[1] // 4 if is_causal else 0 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)
     return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8)
