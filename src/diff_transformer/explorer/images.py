@@ -137,7 +137,7 @@ def image_explorer(
 
     Examples:
         >>> rows = torch.nn.Flatten(1, 2), DiffAttention(8, 2, 1), torch.nn.Flatten()  # each row of an image is a patch
-        >>> explorer = image_explorer(torch.nn.Sequential(*rows), torch.rand(3, 1, 4, 8))
+        >>> explorer = image_explorer(torch.nn.Sequential(*rows), torch.rand(3, 1, 4, 8), grid=(4, 1))
         >>> len(explorer.run({"text": "Image 3", "picture": 4})["heads"]["rollout"])
         4
     """
