@@ -679,6 +679,15 @@ def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Exp
     settled(page, lambda: weights(page) == [pytest.approx(w, abs=1.1e-3) for w in maps.difference[0, 4].tolist()])
     assert chosen_row(page) == 4
     assert page.locator("#next-title").inner_text() == "Class"
+    patches = page.locator(".flow .patches")
+    assert patches.evaluate("one => one.style.gridTemplateColumns") == "repeat(2, 1fr)"
+    assert image_pair.examples[1].picture in patches.evaluate("one => one.style.backgroundImage")
+    first, _ = decode_maps(image_pair.head_map({"text": "Image 2", **place}))
+    read = "one => [...one.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0)"
+    reds = torch.tensor(page.locator("canvas[data-map=first]").evaluate(read)).view(8, 8)
+    # Of a blue scale the larger weight has less red, above the diagonal as well.
+    weight, red = first.first[0][0].argsort(), reds[0].argsort(descending=True)
+    assert weight.tolist() == red.tolist()
     for side in ("left", "right"):
         answer = image_pair.run({"side": side, "text": "Image 2", "picture": 8})
         page.locator(f"[data-rollout={side}]").wait_for()  # that of the image before is hidden

@@ -66,12 +66,13 @@ export function difference(maps, lam = null) {
 // Row `i` of a map of `length` rows.
 export const rowOf = (weights, length, i) => weights.subarray(startOf(weights, length, i), startOf(weights, length, i + 1));
 
-// The weight that a scale ends at: the largest one, but for the first quarter of the rows. These have few tokens to
-// attend to, and their weights, up to 1, would leave no colours for the others.
+// The weight that a scale ends at: the largest one, of causal maps but for the first quarter of the rows. These have few
+// tokens to attend to, and their weights, up to 1, would leave no colours for the others.
 export function scaleOf(length, ...maps) {
   let size = 0;
   for (const weights of maps) {
-    for (let i = startOf(weights, length, Math.floor(length / 4)); i < weights.length; i++) {
+    const isCausal = weights.length <= triangle(length);
+    for (let i = isCausal ? triangle(Math.floor(length / 4)) : 0; i < weights.length; i++) {
       const weight = Math.abs(weights[i]);
       if (weight > size) size = weight;
     }

@@ -94,6 +94,6 @@ export function HeadView({ models, runs, maps, view, image, theme, row, hovered,
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}
       ${!live && changed(view.lambdas) &&
-      html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the explorer’s server computes them anew.</p>`}
+      html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the live explorer computes them anew.</p>`}
     </section>`;
 }

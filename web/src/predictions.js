@@ -22,7 +22,7 @@ export function Predictions({ run, right, models, theme }) {
   if (run.is_recorded === false) {
     return html`<section class="card predictions">
       <h2>${title}</h2>
-      <p class="quiet">What the model predicts with these λ was not recorded in this saved page; <code>diff-transformer explore</code> computes it.</p>
+      <p class="quiet">What the model predicts with these λ was not recorded in this saved page; <code>${grid ? "explore_images" : "diff-transformer explore"}</code> computes it.</p>
     </section>`;
   }
   const entries = run.next.slice(0, 10);

@@ -28,7 +28,9 @@ export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} 
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const text = Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(digits) : value.toExponential(1);
+  const size = Math.abs(value);
+  const isSmall = size < 10 ** -digits && value !== 0;
+  const text = !isSmall ? value.toFixed(digits) : size < 0.001 ? value.toExponential(1) : value.toPrecision(2);
   return text.replace("-", "−");
 }
 

@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Output, Weights, plan, read_source_config
+from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -223,7 +223,14 @@ def _write(
     with atomic_directory(target) as folder:
         report(done, total)
         for name, keys in split.filename_to_tensors.items():
-            done += _save(folder / name, weights, [outputs[key] for key in keys])
+            tensors = {key: outputs[key].make(*map(weights.read, outputs[key].inputs)).contiguous() for key in keys}
+            assert all((x.shape, x.dtype) == (outputs[key].shape, outputs[key].dtype) for key, x in tensors.items())
+            try:
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+            except SafetensorError as error:  # what safetensors makes of a full disk
+                raise OSError(f"{name} could not be written: {error}") from error
+            del tensors
+            done += sum(outputs[key].bytes for key in keys)
             report(done, total)
         for original in {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}:
             carried = folder / original.relative_to(source)
@@ -232,19 +239,6 @@ def _write(
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     return Converted(target, len(outputs), total, len(split.filename_to_tensors), config.attention_type)
-
-
-def _save(file: Path, weights: Weights, outputs: Sequence[Output]) -> int:
-    """Convert the tensors of one file, and return their bytes."""
-    tensors = {}
-    for output in outputs:
-        tensors[output.key] = output.make(*map(weights.read, output.inputs)).contiguous()
-        assert (tensors[output.key].shape, tensors[output.key].dtype) == (output.shape, output.dtype)
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # what safetensors makes of a full disk
-        raise OSError(f"{file.name} could not be written: {error}") from error
-    return sum(output.bytes for output in outputs)
 
 
 def _layouts(name: str) -> dict[str, Layout]:

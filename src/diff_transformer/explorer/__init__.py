@@ -72,13 +72,12 @@ def explore(
         )
     tokens = left.vocabulary.encode(text)
     left.model.check_tokens(tokens)
-    place = None
-    if answer is not None:
-        place = Answer.read(dict(zip(("query", "begin", "end"), answer, strict=True)), len(tokens))
+    place = None if answer is None else dict(zip(("query", "begin", "end"), answer, strict=True))
+    examples = [Example("The first text", text, Answer.read(place, len(tokens)))]
     right = None
     if compare is not None:
         right = Side(ExploredModel(compare, "compared"), _vocabulary(compare_tokenizer or tokenizer))
-    return widget(Explorer(left, right, [Example("The first text", text, place)]))
+    return widget(Explorer(left, right, examples))
 
 
 def explore_images(

@@ -1,8 +1,4 @@
-"""Answers the page's questions about one or two models. Each question carries all that it depends on.
-
-A question is an object as JSON has it, from anybody: whatever does not fit is refused with a sentence (ValueError).
-Recent runs are kept, so that a question about another head of the same text does not run the model again.
-"""
+"""Answers the page's questions about one or two models (docs/explorer.md), or refuses them with a ValueError."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -100,16 +96,12 @@ class Explorer:
     def describe(self) -> dict[str, Any]:
         """Return the page's first data: the models, their sizes, and the examples."""
         left, *rest = self.sides.values()
-        models = {
-            name: {
-                **{field: getattr(side.model, field) for field in _DESCRIBED},
-                "between": side.vocabulary.between,
-                "note": side.vocabulary.note,
-            }
-            for name, side in self.sides.items()
-        }
         return {
-            "models": models,
+            "models": {
+                name: {field: getattr(side.model, field) for field in _DESCRIBED}
+                | {"between": side.vocabulary.between, "note": side.vocabulary.note}
+                for name, side in self.sides.items()
+            },
             "shared_vocabulary": any(left.vocabulary.words == side.vocabulary.words for side in rest),
             "examples": [_example_json(example) for example in self.examples],
             "draws_examples": bool(self.task_questions),
@@ -146,18 +138,16 @@ class Explorer:
                 "pieces": side.vocabulary.pieces(tokens),
                 "next": self._next(side, tokens, learned, now),
                 "divergence": learned.divergence(now),
-                "loss": now.loss,
-                "learned_loss": learned.loss,
                 "learned_lambdas": None if learned.lambdas is None else learned.lambdas.tolist(),
             }
-            if answer is not None:
-                layers = side.model.layers
-                result["answer_share"] = answer_shares(now.maps, layers, answer).mean().item()
-                result["learned_answer_share"] = answer_shares(learned.maps, layers, answer).mean().item()
-                if answer.query == len(tokens) - 1:
-                    token = tokens[answer.begin]
-                    result["answer_probability"] = now.next_log_probabilities[token].exp().item()
-                    result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
+            for prefix, trace in (("", now), ("learned_", learned)):
+                result[f"{prefix}loss"] = trace.loss
+                if answer is not None:
+                    shares = answer_shares(trace.maps, side.model.layers, answer)
+                    result[f"{prefix}answer_share"] = shares.mean().item()
+                    if answer.query == len(tokens) - 1:
+                        known = trace.next_log_probabilities[tokens[answer.begin]]
+                        result[f"{prefix}answer_probability"] = known.exp().item()
             if picture:
                 result["heads"] = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
         return result
@@ -230,6 +220,8 @@ class Explorer:
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
+        if side.model.grid is not None and question.get("answer") is not None:
+            raise ValueError("An image has no answer.")
         tokens, append = question.get("tokens"), question.get("append", [])
         if (question.get("text") is None) == (tokens is None):
             raise ValueError('A question has either "text" or "tokens".')
@@ -270,7 +262,8 @@ class Explorer:
                 )
         self._kept[key] = trace  # behind all others
         while len(self._kept) > 2 and (
-            len(self._kept) > _KEPT_TRACES or sum(kept.maps.bytes for kept in self._kept.values()) > _KEPT_BYTES
+            len(self._kept) > _KEPT_TRACES
+            or sum(held.nbytes for kept in self._kept.values() for held in kept.maps.held) > _KEPT_BYTES
         ):
             del self._kept[next(iter(self._kept))]
         return trace
@@ -292,9 +285,7 @@ class Explorer:
 
 
 def _example_json(example: Example) -> dict[str, Any]:
-    places = None if example.answer is None else asdict(example.answer)
-    picture = {} if example.picture is None else {"picture": example.picture}
-    return {"title": example.title, "text": example.text, "answer": places, **picture}
+    return {name: value for name, value in asdict(example).items() if name != "picture" or value is not None}
 
 
 def _whole(question: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:

@@ -5,22 +5,14 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.explorer.explored_model import (
-    LEARNED,
-    ExploredModel,
-    LambdaSettings,
-    WordVocabulary,
-    attentions_of,
-    mean_lambdas,
-    replaced_lambdas,
-)
+from diff_transformer.explorer.explored_model import LEARNED, ExploredModel, LambdaSettings, WordVocabulary
 from diff_transformer.explorer.explorer import Example, Explorer, Side
-from diff_transformer.explorer.trace import RecomputedMaps, Trace
+from diff_transformer.explorer.trace import Trace
 from diff_transformer.utils.suggestions import quoted
 
 
@@ -28,76 +20,69 @@ class ImageModel(ExploredModel):
     """A classifier of images of which the explorer shows the maps.
 
     Args:
-        model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, without
-            causality: a model from :func:`diff_transformer.convert.from_timm`, or one of your own.
+        model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, of one
+            type and without mask, causality or context: a model from :func:`diff_transformer.convert.from_timm`, or one
+            of your own. It is set to ``eval()``.
         name: its name on the page.
         images: (B, C, H, W), of which a run takes one.
-        grid: rows and columns of patches; the largest square that its tokens hold unless given. Other tokens, such as a
-            class token or registers, come before the patches.
+        grid: rows and columns of patches; timm's, or the largest square that the tokens hold, unless given. Other
+            tokens, such as a class token or registers, come before the patches.
 
     Raises:
         ValueError: a model without such attention, images of another shape, or a grid with more patches than tokens.
     """
 
     grid: tuple[int, int]
+    is_causal = False
 
     def __init__(self, model: nn.Module, name: str, images: Tensor, grid: tuple[int, int] | None = None) -> None:
         self.model, self.name, self.images = model.eval(), name, images
-        self.attentions = attentions_of(model)
-        if not self.attentions:
-            raise ValueError(f"model must have attention of this package in it, got {type(model).__name__}.")
+        self._read_layers()
         if images.dim() != 4 or not len(images):
             raise ValueError(f"images must be (B, C, H, W) with B of 1 or more, got {tuple(images.shape)}.")
-        first = self.attentions[0]
-        kinds = {kind.layer_class(): kind for kind in ATTENTION_TYPES.values()}
-        spec = next(kinds[each] for each in type(first).__mro__ if each in kinds)
-        self.label, self.subtracts = spec.label, spec.differential
-        self.lambda_per_token = spec.differential and hasattr(first, "lambda_proj")
-        self.layers, self.kv_heads = len(self.attentions), first.cached_heads
-        self.heads = first.o_proj.in_features // first.value_width
-        self.noise_heads = self.heads // first.ratio if spec.grouped else None
-        self.most_tokens = int(self._run(images[:1], LEARNED)[1][0].shape[1])
+        logits, maps = self._run(model, LEARNED, images[:1])
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            raise ValueError(f"{name} must return logits (B, classes), got {getattr(logits, 'shape', type(logits))}.")
+        shapes = {tuple(states.shape[:2]) for states in maps.held}
+        if len(shapes) > 1 or min(shapes)[0] != 1:
+            raise ValueError(f"{name} must give each layer all tokens of an image, (1, N, D), got {sorted(shapes)}.")
+        _, self.most_tokens = shapes.pop()
         side = math.isqrt(self.most_tokens)
-        self.grid = grid or (side, side)
-        if math.prod(self.grid) > self.most_tokens:
-            raise ValueError(f"grid must have at most the model's {self.most_tokens} tokens, got {grid}.")
+        known = grid or getattr(getattr(model, "patch_embed", None), "grid_size", None)
+        if known is None and images.shape[2] != images.shape[3]:
+            raise ValueError(f"grid must be given for images that are not square, got {tuple(images.shape[2:])}.")
+        self.grid = tuple(known or (side, side))
+        if len(self.grid) != 2 or min(self.grid) < 1 or math.prod(self.grid) > self.most_tokens:
+            most = f"at most the {self.most_tokens} tokens of {name}"
+            raise ValueError(f"grid must be rows and columns, 1 or more of each, with {most}, got {grid}.")
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse all but the patches of one image, as :class:`PatchVocabulary` numbers them."""
-        if [*tokens] not in ([*self.tokens_of(image)] for image in range(len(self.images))):
+        of_images = ([*self.tokens_of(image)] for image in range(len(self.images)))
+        if any(type(token) is not int for token in tokens) or [*tokens] not in of_images:
             raise ValueError(f"The tokens must be those of one of {len(self.images)} images, got {quoted(tokens, 40)}.")
 
     def tokens_of(self, image: int) -> range:
         """Return the numbers of the tokens of an image."""
         return range(image * self.most_tokens, (image + 1) * self.most_tokens)
 
-    @torch.no_grad()
     def trace(self, tokens: Sequence[int], settings: LambdaSettings = LEARNED) -> Trace:
         """Run the model over an image with the λ of the settings. No other thread may use the model meanwhile."""
         self.check(tokens, settings)
         image = tokens[0] // self.most_tokens
-        logits, normed, lambdas = self._run(self.images[image : image + 1], settings)
+        logits, maps = self._run(self.model, settings, self.images[image : image + 1])
         known = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
-        means = mean_lambdas(lambdas, self.heads, len(tokens)) if self.subtracts else None
-        maps = RecomputedMaps(self.attentions, normed, lambdas, None, is_causal=False)
-        return Trace(tuple(tokens), known, torch.empty(0), means, maps)
+        return Trace(tuple(tokens), known, torch.empty(0), maps)
 
-    @torch.no_grad()
-    def _run(self, image: Tensor, settings: LambdaSettings) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """Return the logits, and the input and λ of each attention."""
-        normed: list[Tensor] = []
-        hooks = [
-            attention.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0]))
-            for attention in self.attentions
-        ]
-        try:
-            with replaced_lambdas(self.model, settings, self.heads):
-                logits = self.model(image)
-                lambdas = [attention.lambdas(x) for attention, x in zip(self.attentions, normed, strict=True)]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return logits, normed, lambdas
+    def _layer_inputs(
+        self, hidden_states: Tensor, position_embeddings: Any = None, *others: Any, **named: Any
+    ) -> tuple[Tensor, Any]:
+        if any(value is not None and value is not False for value in (*others, *named.values())):
+            raise ValueError(
+                f"{self.name} calls its attention with more than hidden_states and position_embeddings; the explorer "
+                "shows images without mask, causality, context or cache."
+            )
+        return hidden_states.clone(), position_embeddings  # as the caller may add to it in place
 
 
 class PatchVocabulary(WordVocabulary):
@@ -110,7 +95,7 @@ class PatchVocabulary(WordVocabulary):
         patches = [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
         others = model.most_tokens - len(patches)
         super().__init__([*(f"extra {number}" for number in range(1, others + 1)), *patches])
-        self.model, self.classes = model, tuple(classes)
+        self.model, self.classes = model, tuple(map(str, classes))
         self.titles = [f"Image {number}" for number in range(1, len(model.images) + 1)]
 
     def encode(self, text: str) -> list[int]:
@@ -152,20 +137,20 @@ def image_explorer(
 
     Examples:
         >>> rows = torch.nn.Flatten(1, 2), DiffAttention(8, 2, 1), torch.nn.Flatten()  # each row of an image is a patch
-        >>> explorer = image_explorer(torch.nn.Sequential(*rows), torch.rand(3, 1, 4, 8))
+        >>> explorer = image_explorer(torch.nn.Sequential(*rows), torch.rand(3, 1, 4, 8), grid=(4, 1))
         >>> len(explorer.run({"text": "Image 3", "picture": 4})["heads"]["rollout"])
         4
     """
-    left, *others = (
-        ImageModel(each, name, images, grid)
-        for each, name in ((model, "model"), (compare, "compared"))
-        if each is not None
-    )
+    left = ImageModel(model, "model", images, grid)
+    right = None if compare is None else ImageModel(compare, "compared", images, grid)
     if not left.subtracts:
         raise ValueError("model has ordinary attention, which subtracts nothing; give it as compare.")
-    names, *of_others = (PatchVocabulary(each, classes) for each in (left, *others))
+    names = PatchVocabulary(left, classes)
     examples = [Example(title, title, None, _png(image)) for title, image in zip(names.titles, images, strict=True)]
-    return Explorer(Side(left, names), Side(others[0], of_others[0]) if others else None, examples)
+    if right is not None and (right.most_tokens, right.grid) != (left.most_tokens, left.grid):
+        raise ValueError(f"compare must have the model's {left.most_tokens} tokens, got {right.most_tokens}.")
+    beside = None if right is None else Side(right, PatchVocabulary(right, classes))
+    return Explorer(Side(left, names), beside, examples)
 
 
 def _png(image: Tensor) -> str:

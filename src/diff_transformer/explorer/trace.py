@@ -1,8 +1,4 @@
-"""Holds the trace of one run of a model over a text; computes the maps of its heads, their numbers, pictures and bytes.
-
-Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one of our models keeps each layer's input,
-which is small, and computes a head's maps from it with ``diff_attention_maps``.
-"""
+"""Holds the trace of a model's run over a text; computes the maps of its heads, their numbers, pictures and bytes."""
 
 import base64
 import math
@@ -48,35 +44,39 @@ class RecomputedMaps:
 
     Attributes:
         attentions: the attention of each layer.
-        normed: the input of each, (1, N, D).
-        lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
-        position_embeddings: cos and sin, or None.
+        held: the input of each, (1, N, D).
+        positions: cos and sin that each was given, or None.
+        lambdas: λ of each in this run, (1, H, N); none if nothing is subtracted.
         is_causal: whether a token sees those before it alone.
     """
 
     attentions: Sequence[Any]
-    normed: Sequence[Tensor]
-    lambdas: Sequence[Tensor | None]
-    position_embeddings: tuple[Tensor, Tensor] | None
-    is_causal: bool = True
+    held: Sequence[Tensor]
+    positions: Sequence[tuple[Tensor, Tensor] | None]
+    lambdas: Sequence[Tensor]
+    is_causal: bool
     _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        attention, lam = self.attentions[layer], self.lambdas[layer]
-        queries, keys = self._projected(layer)
-        if lam is None:  # the one query of a head stands for both
+        attention, normed = self.attentions[layer], self.held[layer]
+        if layer not in self._last:  # as one head after another is asked for
+            projected = attention.resolve_latents(*attention.project(normed, self.positions[layer]))
+            self._last.clear()
+            self._last[layer] = projected[:2]
+        queries, keys = self._last[layer]
+        if not self.lambdas:  # the one query of a head stands for both
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         else:
             q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
             k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, N, d)
-        ratio, length = attention.ratio, q.shape[3]
+        ratio = attention.ratio
         count = q.shape[1] * ratio
         chosen = torch.arange(count, device=q.device)[heads]
         group = chosen // ratio
         q = torch.stack((q[:, group, chosen % ratio], q[:, group, -1]), dim=2)
-        lam = None if lam is None else lam.expand(1, count, length)[:, chosen, first_row:]
+        lam = self.lambdas[layer][:, chosen, first_row:] if self.lambdas else None
         maps = diff_attention_maps(
             q[:, :, :, first_row:],
             k[:, chosen // (count // k.shape[1])],
@@ -85,65 +85,47 @@ class RecomputedMaps:
             scale=attention.scaling,
             window=getattr(attention, "sliding_window", None),  # which a layer outside of our models has not
         )
-        if (weight := attention.signal_weights(self.normed[layer])) is not None:
+        if (weight := attention.signal_weights(normed)) is not None:
             maps[0].mul_(weight[:, chosen, first_row:].unsqueeze(-1))
         return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
 
-    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
-        if layer not in self._last:
-            attention = self.attentions[layer]
-            queries, keys, _ = attention.resolve_latents(
-                *attention.project(self.normed[layer], self.position_embeddings)
-            )
-            self._last.clear()
-            self._last[layer] = queries, keys
-        return self._last[layer]
 
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.normed)
-
-
-@dataclass(frozen=True, eq=False)
-class ReturnedMaps:
+class ReturnedMaps(NamedTuple):
     """The maps that a model of transformers returned, each (A, N, N) of a layer."""
 
-    layers: Sequence[Tensor]
-    is_causal = True
+    held: Sequence[Tensor]
+    lambdas: Sequence[Tensor] = ()
+    is_causal: bool = True
 
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        maps = self.layers[layer][heads, first_row:]
+        maps = self.held[layer][heads, first_row:]
         return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
-
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.layers)
 
 
 Maps: TypeAlias = RecomputedMaps | ReturnedMaps
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(NamedTuple):
     """One run over N tokens.
 
     Attributes:
         tokens: N of them.
         next_log_probabilities: (V,), of the token after the last.
         token_losses: (N − 1,) in nats, of the tokens from the second on.
-        lambdas: mean over the tokens of each head's λ, (layers, H); None for ordinary attention.
         maps: the maps of any head.
     """
 
     tokens: tuple[int, ...]
     next_log_probabilities: Tensor
     token_losses: Tensor
-    lambdas: Tensor | None
     maps: Maps
+
+    @property
+    def lambdas(self) -> Tensor | None:
+        """Mean over the tokens of each head's λ, (layers, H); None for ordinary attention."""
+        means = [lam.mean((0, 2)) for lam in self.maps.lambdas]
+        return torch.stack(means).cpu() if means else None
 
     @property
     def loss(self) -> float | None:
@@ -170,15 +152,10 @@ def encode_maps(maps: HeadMaps, first_row: int, is_causal: bool = True) -> bytes
     each = [maps.first] if maps.second is None else [maps.first, maps.second]
     parts = [struct.pack("<4sIIII", MAGIC, length, first_row, len(each), is_causal)]
     if maps.lam is not None:
-        parts.append(_little_endian(maps.lam[0].to(torch.float32)))
+        parts.append(maps.lam[0].float().cpu().numpy().astype("<f4").tobytes())
     sent = torch.ones(length - first_row, length, dtype=torch.bool).tril(first_row if is_causal else length)
-    parts += [_little_endian(weights[0].cpu()[sent].to(torch.float16)) for weights in each]
+    parts += [weights[0].cpu()[sent].half().numpy().astype("<f2").tobytes() for weights in each]
     return b"".join(parts)
-
-
-def _little_endian(tensor: Tensor) -> bytes:
-    array = tensor.cpu().numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 @dataclass(frozen=True)
@@ -233,11 +210,11 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
             if maps.second is not None:
                 taken = maps.first.sum(-1) - difference.clamp(min=0).sum(-1)
                 removed.append(taken.clamp(min=0).mean().item())
-    pictures = pictures_of(torch.cat(extremes))
+    pictures = pictures_of(torch.cat(extremes), trace.maps.is_causal)
     return {
         "removed": [removed[heads * layer : heads * (layer + 1)] for layer in range(layers)] if removed else None,
         "on_answer": None if answer is None else answer_shares(trace.maps, layers, answer).tolist(),
-        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).tolist(),
+        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).round(decimals=6).tolist(),
         "picture_size": pictures.shape[-1],
         "pictures": base64.b64encode(pictures.numpy().tobytes()).decode(),
     }
@@ -256,15 +233,16 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
 
 
 def rollout(maps: Maps, layers: int) -> Tensor:
-    """Return how much of each token reaches each token through all layers, (N, N), with rows that sum to 1.
+    """Return how much of each token reaches each token through all layers, (N, N).
 
-    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, where A is the
-    mean over the heads, as half of what a token becomes is itself. Of A1 − λA2, which may be negative, it takes sizes.
+    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, as half of what a
+    token becomes is itself. A is the mean over the heads of |A1 − λA2|, with rows that sum to 1, or 0 if nothing is
+    left of one.
     """
-    sizes = [maps.of(layer, slice(None)).difference.abs().cpu() for layer in range(layers)]
-    reached = itself = torch.eye(sizes[0].shape[-1], dtype=sizes[0].dtype)
-    for of_layer in sizes:
-        shares = (of_layer / of_layer.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
+    reached = itself = torch.eye(maps.held[0].shape[-2], dtype=torch.float64)
+    for layer in range(layers):
+        sizes = maps.of(layer, slice(None)).difference.abs().cpu()
+        shares = (sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
         reached = (shares + itself) / 2 @ reached
     return reached
 
@@ -278,13 +256,12 @@ def pooled(maps: Tensor, pixel: int) -> Tensor:
     return torch.where(highest >= -lowest, highest, lowest)
 
 
-def pictures_of(extremes: Tensor) -> Tensor:
-    """Turn pooled maps (H, P, P) into pictures of int8.
+def pictures_of(extremes: Tensor, is_causal: bool = True) -> Tensor:
+    """Turn pooled maps (H, P, P) into pictures of int8, ±127 · √(weight / scale); docs/explorer.md says why so.
 
-    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 if the
-    weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few tokens
-    to attend to, and their weights, up to 1, would leave no shades for the others.
+    The scale is the largest weight, of causal maps but for the first quarter of the rows. Where a weight is larger, it
+    is ±127.
     """
-    scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
+    scale = extremes[:, extremes.shape[1] // 4 if is_causal else 0 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)
     return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8)

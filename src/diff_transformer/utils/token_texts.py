@@ -7,8 +7,7 @@ error at bytes that are no character, as a model may write them, and drops those
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # Tokens: more than what decides about a first space, or belongs to one character.
 READ_BEFORE = 16
@@ -16,8 +15,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
-@dataclass(frozen=True)
-class NewToken:
+class NewToken(NamedTuple):
     """A token of a text, and the text that it adds."""
 
     token: int
