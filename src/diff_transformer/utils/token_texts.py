@@ -33,8 +33,7 @@ class TokenTexts:
     Args:
         tokenizer: one of transformers.
         offset: how many characters stand before the first token.
-        before: the tokens that the text goes on from. Some tokenizers (Llama 2's) leave out the space before the first
-            word of a text, which the first word after others keeps.
+        before: the tokens that the text goes on from, behind which a first word keeps its space.
     """
 
     def __init__(self, tokenizer: Any, offset: int = 0, before: Sequence[int] = ()) -> None:
