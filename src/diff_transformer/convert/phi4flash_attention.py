@@ -89,31 +89,27 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         module = DiffAttention(width, heads, layer + 1, kv_heads, norm_eps=NORM_EPS, bias=True)
     queries, keys = heads * module.head_dim, kv_heads * module.head_dim
     own, owner = (f"model.layers.{number}.attn." for number in (layer, context_layer if shares else layer))
-    fused = {own: queries, owner: queries + 2 * keys}
-    inner = f"{own}inner_cross_attn."
-    expected: dict[str, tuple[int, ...]] = {
-        **{f"{prefix}Wqkv.weight": (rows, width) for prefix, rows in fused.items()},
-        **{f"{prefix}Wqkv.bias": (rows,) for prefix, rows in fused.items()},
-        f"{own}out_proj.weight": (width, queries),
-        f"{own}out_proj.bias": (width,),
-        **{f"{inner}lambda_{name}": (module.head_dim,) for name in ("q1", "k1", "q2", "k2")},
-        f"{inner}subln.weight": (2 * module.head_dim,),
-    }
+    # Parameters that have the same shape there; the projections of queries, keys and values are one matrix.
+    names = {f"o_proj.{part}": f"{own}out_proj.{part}" for part in ("weight", "bias")}
+    names |= {f"lam.{name}": f"{own}inner_cross_attn.lambda_{name}" for name in ("q1", "k1", "q2", "k2")}
+    names["head_norm.weight"] = f"{own}inner_cross_attn.subln.weight"
+    parameters = module.state_dict()
+    expected: dict[str, tuple[int, ...]] = {theirs: tuple(parameters[ours].shape) for ours, theirs in names.items()}
+    for prefix, rows in {own: queries, owner: queries + 2 * keys}.items():
+        expected |= {f"{prefix}Wqkv.weight": (rows, width), f"{prefix}Wqkv.bias": (rows,)}
     weights = Weights(source)
     try:
         check_headers(expected, {key: weights.headers[key] for key in expected if key in weights.headers})
     except ValueError as error:
         raise ValueError(f"The weights in {str(source)!r} do not fit attention layer {layer}: {error}") from None
 
-    state = {"head_norm.weight": weights.read(f"{inner}subln.weight")}
+    state = {ours: weights.read(theirs) for ours, theirs in names.items()}
     for part in ("weight", "bias"):
         state[f"q_proj.{part}"] = weights.read(f"{own}Wqkv.{part}")[:queries].clone()
         kept = weights.read(f"{owner}Wqkv.{part}")[queries:]
         state[f"k_proj.{part}"], state[f"v_proj.{part}"] = (half.clone() for half in kept.split(keys))
-        state[f"o_proj.{part}"] = weights.read(f"{own}out_proj.{part}")
-    for name in ("q1", "k1", "q2", "k2"):
-        vector = weights.read(f"{inner}lambda_{name}")
-        state[f"lam.{name}"] = vector.to(torch.promote_types(vector.dtype, torch.float32))
+    for name in ("lam.q1", "lam.k1", "lam.q2", "lam.k2"):
+        state[name] = state[name].to(torch.promote_types(state[name].dtype, torch.float32))
     module.load_state_dict(state, assign=True)
     # config.json has one number for the first half of the layers, or a list.
     window = raw.get("sliding_window") if layer < layers // 2 else None

@@ -1,7 +1,5 @@
 """Writes one of our models as a folder to share, with safetensors or as an ONNX graph, and its model card, README.md.
 
-The laboratory adds to the card how the model was trained and measured.
-
 A graph is made of ONNX's operators, so our fused kernels cannot go into it. Of the implementations that can, the
 reference is exported: it is Equation 1 itself, which subtracts the maps before the product with V. The one call that
 "sdpa" makes of a DIFF layer would multiply zeros and cost twice as much. Each graph is compared with its model.

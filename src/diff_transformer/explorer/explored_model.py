@@ -120,8 +120,7 @@ class ExploredModel:
         layers, heads, kv_heads: how many there are, heads as the layer computes them: a DIFF layer has half as many
             as the Transformer.
         subtracts: whether each head has two maps.
-        noise_heads: how many second maps a layer has, if groups of heads share them; else None. The signal heads of
-            noise head 1 are heads 1 … r.
+        noise_heads: how many second maps a layer has, if groups of heads share them; else None.
         lambda_per_token: whether the learned λ differs from token to token (DIFF V2, token_lambda).
         most_tokens: the longest text.
         grid: rows and columns of the patches of an image; None for a model that reads text.

@@ -221,10 +221,9 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
-    """Return the share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
+    """Return the share of the query's absolute weights that lies on the answer, (layers, H): Table 3's measure.
 
-    This is the measure "attention_to_answer_share" of `diff-lab reproduce table3`, head by head. A row without
-    any weight, as λ = 1 can leave, gives 0.
+    A row without any weight, as λ = 1 can leave, gives 0.
     """
     rows = [maps.of(layer, slice(None), answer.query) for layer in range(layers)]
     sizes = torch.stack([row.difference[:, 0].abs().cpu() for row in rows])
@@ -233,12 +232,7 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
 
 
 def rollout(maps: Maps, layers: int) -> Tensor:
-    """Return how much of each token reaches each token through all layers, (N, N).
-
-    Attention rollout (Abnar & Zuidema, arXiv 2005.00928): the product over the layers of (I + A) / 2, as half of what a
-    token becomes is itself. A is the mean over the heads of |A1 − λA2|, with rows that sum to 1, or 0 if nothing is
-    left of one.
-    """
+    """Return attention rollout (docs/explorer.md): how much of each token reaches each through all layers, (N, N)."""
     reached = itself = torch.eye(maps.held[0].shape[-2], dtype=torch.float64)
     for layer in range(layers):
         sizes = maps.of(layer, slice(None)).difference.abs().cpu()
@@ -248,10 +242,7 @@ def rollout(maps: Maps, layers: int) -> Tensor:
 
 
 def pooled(maps: Tensor, pixel: int) -> Tensor:
-    """Pool (H, N, N) to (H, ⌈N / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign.
-
-    A mean would hide the single bright token that a head looks at.
-    """
+    """Pool (H, N, N) to (H, ⌈N / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign."""
     highest, lowest = max_pool2d(maps, pixel, ceil_mode=True), -max_pool2d(-maps, pixel, ceil_mode=True)
     return torch.where(highest >= -lowest, highest, lowest)
 
