@@ -106,7 +106,7 @@ def convert_from(
         allowed = " or ".join(map(repr, choices))
         raise ValueError(f"A checkpoint in the layout {layout!r} can become {allowed}, not {attention_type!r}.")
     raw = read_source_config(source)
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
         if not config.spec.corrects_heads:
@@ -142,7 +142,7 @@ def convert_to(
     source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
     raw = read_source_config(source)
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         config = read_config(raw, DiffTransformerConfig)
     chosen = choices.get(config.attention_type)
     if chosen is None or chosen.write is None:
@@ -151,7 +151,7 @@ def convert_to(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         settings = write_settings(chosen, config)
     return _write(chosen, source, target, config, settings, max_shard_size=largest, progress=progress, backwards=True)
 
@@ -250,8 +250,9 @@ def _layouts(name: str) -> dict[str, Layout]:
 
 
 @contextmanager
-def _single_line_errors(prefix: str = "") -> Iterator[None]:
-    """Turn a configuration class's error about settings into a ValueError in one line."""
+def _single_line_errors(source: Path | None = None) -> Iterator[None]:
+    """Turn a configuration class's error about settings, of a folder or not, into a ValueError in one line."""
+    prefix = "" if source is None else f"{str(source / CONFIG)!r} cannot be converted: "
     try:
         yield
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:

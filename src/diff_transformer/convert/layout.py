@@ -1,8 +1,4 @@
-"""Defines checkpoint layouts, and plans a conversion: every tensor to write, and the tensors it is made of.
-
-The table of a layout says how a source's parameters become ours, its target; read backwards it says how ours become
-the source's.
-"""
+"""Defines checkpoint layouts, and plans a conversion: every tensor to write, and the tensors it is made of."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
