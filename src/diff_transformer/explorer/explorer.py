@@ -188,9 +188,8 @@ class Explorer:
         first_row = _whole(question, "first_row", 0, len(tokens) - 1, 0)
         with self._running:
             trace = self._trace(name, tokens, settings)
-            return encode_maps(
-                trace.maps.of(layer - 1, slice(head - 1, head), first_row), first_row, trace.maps.is_causal
-            )
+            of_head = trace.maps.of(layer - 1, slice(head - 1, head), first_row)
+            return encode_maps(of_head, first_row, trace.maps.is_causal)
 
     def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.

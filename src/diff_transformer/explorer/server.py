@@ -84,9 +84,8 @@ def make_app(
         path = _path("{token}", name)
         return [Route(path, show, methods=["GET"]), Route(f"{path}api/{{question}}", answer, methods=["POST"])]
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return JSONResponse({"error": "There is nothing at this address."}, status_code=status)
+    async def refuse(request: Request, error: Any) -> Response:
+        return JSONResponse({"error": "There is nothing at this address."}, status_code=error.status_code)
 
     return Starlette(
         routes=[route for name, explorer in explorers.items() for route in routes(name, explorer)],
