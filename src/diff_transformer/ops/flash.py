@@ -23,6 +23,7 @@ from diff_transformer.ops.attention_request import (
     Norm,
     Request,
     confine,
+    constant_when_compiled,
     is_eager,
     refuse_second_order,
     triton_is_installed,
@@ -75,7 +76,7 @@ def auto_takes_fa4(request: Request) -> bool:
     return is_measured and is_hopper and reason_against_flash("fa4", request) is None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _kernels_on(backend: str, device: str, index: int | None, dtype: torch.dtype) -> tuple[str | None, int]:
     """Return why there are no kernels for tensors of this kind, or None, and the major compute capability."""
     package, known = PACKAGES[backend][0], WIDEST[backend]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.attention_request import Norm, Request, constant_when_compiled
 from diff_transformer.ops.flash import fa4_log_sums, flash_attention
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import (
@@ -103,7 +103,7 @@ def _passes(request: Request) -> list[str]:
     return [FORWARD]
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _is_right(index: int | None, *of_family: Any) -> bool:
     family = Family(*of_family)
     if os.environ.get(SWITCH) == "0":
