@@ -159,7 +159,7 @@ class Explorer:
         text, or without an answer of the likeliest token with the learned λ, "piece": that token}. The value is null if
         the model and the text are so large that the whole strip would take long.
         """
-        settings = LambdaSettings.read({"factor": question.get("factor")})
+        settings = LambdaSettings.read({"factor": _field(question, "factor")})
         model = self.sides["left"].model
         with self._running:
             if self.floor is not None:
@@ -213,9 +213,7 @@ class Explorer:
         return {"token": token}
 
     def _read(self, question: Mapping[str, Any]) -> tuple[str, Side, list[int], LambdaSettings]:
-        if not isinstance(question, Mapping):
-            raise ValueError("A question must be a JSON object.")
-        name = question.get("side", "left")
+        name = _field(question, "side", "left")
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
@@ -287,8 +285,14 @@ def _example_json(example: Example) -> dict[str, Any]:
     return {name: value for name, value in asdict(example).items() if name != "picture" or value is not None}
 
 
+def _field(question: Any, name: str, default: Any = None) -> Any:
+    if not isinstance(question, Mapping):
+        raise ValueError("A question must be a JSON object.")
+    return question.get(name, default)
+
+
 def _whole(question: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:
-    value = question.get(name)
+    value = _field(question, name)
     if value is None and default is not None:
         return default
     if type(value) is not int or not least <= value <= most:
