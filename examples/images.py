@@ -5,8 +5,8 @@
 
 Both models, DIFF and the Transformer, see the same images in the same order. The figure `rollout.png` shows for some
 test images how much each patch reaches what the classifier reads, through all layers (attention rollout, Abnar &
-Zuidema, arXiv 2005.00928). Weights of A1 − λA2 may be negative, so DIFF's rollout takes their sizes. `heads.png` shows
-the maps of each head in the last layer of DIFF. A minute on a CPU.
+Zuidema, arXiv 2005.00928). Weights of A1 − λA2 may be negative, so DIFF's rollout takes their sizes. `explorer.html`
+shows the maps of each head of both models for the first of these images, and what another λ does. A minute on a CPU.
 """
 
 import argparse
@@ -21,12 +21,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from diff_transformer.convert import from_timm
-from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
-from diff_transformer.ops import diff_attention_maps
+from diff_transformer.explorer import image_explorer
+from diff_transformer.explorer.page import recorded_page
+from diff_transformer.nn import Attention, DiffAttention, SoftmaxAttention
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--model", default="plain", choices=("plain", "timm"), help="a ViT in plain torch, or timm's")
-parser.add_argument("--output", default="runs/images", help="folder for rollout.png and the weights")
+parser.add_argument("--output", default="runs/images", help="folder for the figure, the page and the weights")
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--images", type=int, default=8, help="test images in the figure")
 parser.add_argument("--seed", type=int, default=0)
@@ -95,64 +96,10 @@ def train(model: nn.Module, images: Tensor, digits: Tensor) -> None:
             schedule.step()
 
 
-def maps_of(attention: Attention, hidden_states: Tensor) -> tuple[Tensor, ...]:
-    """A1, A2 and A1 − λA2 of an attention, or its one map, (B, H, N, N) each."""
-    queries, keys, _ = attention.project(hidden_states, None)
-    if isinstance(attention, DifferentialAttention):
-        q, k = attention.split_queries(queries), attention.split_keys(keys)
-        return diff_attention_maps(q, k, attention.lambdas(hidden_states))
-    return ((queries.transpose(1, 2) @ keys.transpose(-1, -2) * attention.scaling).softmax(-1),)
-
-
-@torch.no_grad()
-def maps_of_layers(model: nn.Module, images: Tensor) -> list[tuple[Tensor, ...]]:
-    layers: list[tuple[Tensor, ...]] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda module, inputs: layers.append(maps_of(module, inputs[0])))
-        for module in model.modules()
-        if isinstance(module, Attention)
-    ]
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    return layers
-
-
-def on_patches(maps: Tensor) -> Tensor:
-    """Maps (…, N, N) of a class token or a register and the patches → what the classifier reads of each patch."""
+def on_patches(reached: Tensor) -> Tensor:
+    """A rollout (N, N) of a class token or a register and the patches → what the classifier reads of each patch."""
     read = slice(1, None) if arguments.model == "timm" else slice(0, 1)  # the mean of the patches, or the class token
-    return maps[..., read, 1:].mean(-2).unflatten(-1, (8 // PATCH, 8 // PATCH))
-
-
-def rollout(layers: list[tuple[Tensor, ...]]) -> Tensor:
-    """How much each patch reaches what the classifier reads, (B, 8 / PATCH, 8 / PATCH)."""
-    itself = reached = torch.eye(layers[0][0].shape[-1])
-    for maps in layers:
-        sizes = maps[-1].abs()
-        # Half of what a token becomes is itself, by the residual connection.
-        reached = ((sizes / sizes.sum(-1, keepdim=True)).mean(1) + itself) / 2 @ reached
-    return on_patches(reached)
-
-
-def draw_heads(maps: tuple[Tensor, ...], file: Path) -> None:
-    """Draw the maps of each head for the first image; blue is negative."""
-    figure, rows = plt.subplots(len(maps), maps[0].shape[1], figsize=(1.2 * maps[0].shape[1], 3.6), squeeze=False)
-    for name, row, heads in zip(("A1", "A2", "A1 − λA2"), rows, maps, strict=True):
-        patches = on_patches(heads[0])
-        largest = patches.abs().max().item()
-        for column, of_head in zip(row, patches.numpy(), strict=True):
-            column.imshow(of_head, cmap="RdBu_r", vmin=-largest, vmax=largest)
-        row[0].set_ylabel(name)
-    save(figure, rows, file)
-
-
-def save(figure: Any, rows: Any, file: Path) -> None:
-    for column in rows.flat:
-        column.set_xticks([])
-        column.set_yticks([])
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
-    print(f"figure: {file}")
+    return reached[read, 1:].mean(0).unflatten(0, (8 // PATCH, 8 // PATCH))
 
 
 data = load_digits()
@@ -166,7 +113,8 @@ shown = held_out[: arguments.images]
 figure, rows = plt.subplots(1 + len(KINDS), len(shown), figsize=(1.1 * len(shown), 3.6), squeeze=False)
 for column, image in zip(rows[0], images[shown], strict=True):
     column.imshow(image[0].numpy(), cmap="gray_r")
-for name, row in zip(KINDS, rows[1:], strict=True):
+models: list[nn.Module] = []
+for name in KINDS:
     torch.manual_seed(arguments.seed)
     model = timm_model(KINDS[name]) if arguments.model == "timm" else VisionTransformer(KINDS[name])
     train(model.train(), images[training], digits[training])
@@ -176,12 +124,20 @@ for name, row in zip(KINDS, rows[1:], strict=True):
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name}: {right:.3f} of {len(held_out)} test images right, {parameters:,} parameters", flush=True)
     save_file(model.state_dict(), output / f"{name}.safetensors")
-    layers = maps_of_layers(model, images[shown])
-    if name == "DIFF":
-        draw_heads(layers[-1], output / "heads.png")
-    for column, image, reached in zip(row, images[shown], rollout(layers), strict=True):
+    models.append(model)
+explorer = image_explorer(models[0], images[shown], list("0123456789"), compare=models[1])
+for side, name, row in zip(("left", "right"), KINDS, rows[1:], strict=True):
+    for number, (column, image) in enumerate(zip(row, images[shown], strict=True), start=1):
+        heads = explorer.run({"side": side, "text": f"Image {number}", "picture": 1})["heads"]
         column.imshow(image[0].numpy(), cmap="gray_r", extent=(0, 8, 8, 0))
+        reached = on_patches(torch.tensor(heads["rollout"]))
         column.imshow(reached.numpy(), cmap="inferno", alpha=0.6, extent=(0, 8, 8, 0))
     row[0].set_ylabel(name)
 rows[0][0].set_ylabel("image")
-save(figure, rows, output / "rollout.png")
+for column in rows.flat:
+    column.set_xticks([])
+    column.set_yticks([])
+figure.tight_layout()
+figure.savefig(output / "rollout.png", dpi=150)
+(output / "explorer.html").write_text(recorded_page(explorer), encoding="utf-8")
+print(f"the figure rollout.png and the page explorer.html are in {output}")

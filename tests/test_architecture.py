@@ -159,7 +159,7 @@ LOADED_IN_TURN = {
         ("import diff_transformer.attention_types", ["torch", "transformers", "numpy"]),
         (
             "import diff_transformer.ops",
-            ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "setuptools"],
+            ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "torch._dynamo", "setuptools"],
         ),
         ("from diff_transformer.nn import *", ["transformers", "accelerate", "pydantic", "typer"]),
         ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),

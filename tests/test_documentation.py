@@ -73,7 +73,7 @@ PUBLIC = {name.rpartition(".")[2]: name for name in sorted(DOCUMENTED) if name.s
 NOT_RUN = {
     "phi4flash_attention",  # reads a folder of gigabytes
     *("from_timm", "timm_state_dict"),  # timm does not load everywhere
-    "explore",  # shows a notebook's widget
+    *("explore", "explore_images"),  # show a notebook's widget
     "export_onnx",  # takes seconds
 }
 PROGRAMS: dict[str, Any] = {"diff-transformer": app, "diff-lab": lab_app}
@@ -173,7 +173,7 @@ def test_what_was_converted_is_loaded(caplog: Any) -> None:
 def test_the_examples_of_the_explorer_are_read(tmp_path: Path) -> None:
     (code,) = code_of("docs/explorer.md", "json")
     (tmp_path / "examples.json").write_text(code, encoding="utf-8")
-    known = read_examples(tmp_path / "examples.json")
+    known = read_examples(tmp_path)
     (example,) = known.examples
     assert example.answer is not None
     words = example.text.split()

@@ -168,7 +168,7 @@ def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("model", ["plain", "timm"])
 def test_images(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both twins read most digits after some epochs, and the figure and the weights are there."""
+    """Both twins read most digits after some epochs, and the figure, the page and the weights are there."""
     if model == "timm":
         try:
             import timm  # noqa: F401
@@ -178,7 +178,7 @@ def test_images(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shares = re.findall(r"^(DIFF|Transformer): (\d\.\d+) of", capsys.readouterr().out, re.MULTILINE)
     assert [name for name, _ in shares] == ["DIFF", "Transformer"]
     assert all(float(share) > 0.5 for _, share in shares)
-    written = {"rollout.png", "heads.png", "DIFF.safetensors", "Transformer.safetensors"}
+    written = {"rollout.png", "explorer.html", "DIFF.safetensors", "Transformer.safetensors"}
     assert {file.name for file in tmp_path.iterdir()} == written
 
 

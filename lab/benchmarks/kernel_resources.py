@@ -54,6 +54,8 @@ RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "kernels.json", ROOT / "docs" / "k
 KERNELS = ROOT / "src" / "diff_transformer" / "ops" / "triton"
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# Files beside the kernels that change none of them.
+COMPILE_NOTHING = ("gpu_check.py", "triton_backend.py")
 # Bytes that a thread may spill, four registers: which kernels spill 8 or 16 changes with every change of the sources.
 NEGLIGIBLE = 16
 # What makes products in half precision slow on Hopper, and the kernels that have it for a reason: what ptxas warns of
@@ -308,7 +310,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 def fingerprint(version: str) -> str:
     """A hash of all that the rows of a version of triton depend on: kernels, block sizes, launches, configurations."""
-    paths = [*sorted(KERNELS.glob("*.py")), Path(__file__), *([MEASURED_BLOCKS] if MEASURED_BLOCKS.is_file() else [])]
+    compiled = sorted(path for path in KERNELS.glob("*.py") if path.name not in COMPILE_NOTHING)
+    paths = [*compiled, Path(__file__), *([MEASURED_BLOCKS] if MEASURED_BLOCKS.is_file() else [])]
     sources = "".join(path.read_text(encoding="utf-8") for path in paths)
     return hashlib.sha256((version + repr(CONFIGURATIONS) + sources).encode()).hexdigest()
 

@@ -47,8 +47,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     config = DiffTransformerConfig(attention_type=request.param, **SIZES, **KINDS[request.param])
     model = DiffTransformerForCausalLM(config).eval()
     sharpen(model)
-    file = tmp_path_factory.mktemp(request.param) / "model.onnx"
-    exporting.export_graph(model, file)
+    folder = tmp_path_factory.mktemp(request.param) / "shared"
+    exporting.export_onnx(model, None, folder, card="")
+    file = folder / "model.onnx"
     assert model.config._attn_implementation == "diff_attention"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -168,9 +169,9 @@ def test_a_wrong_graph_is_refused_and_not_left(
 def test_weights_beside_a_large_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "LARGEST_IN_ONE_FILE", 0)
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).eval()
-    exporting.export_graph(model, tmp_path / "model.onnx")
-    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
-    assert sizes.keys() == {"model.onnx", "model.onnx.data"}
+    files = exporting.export_onnx(model, None, tmp_path / "shared", card="")
+    sizes = {file.name: file.stat().st_size for file in files}
+    assert sizes.keys() >= {"model.onnx", "model.onnx.data"}
     assert sizes["model.onnx.data"] > 0.9 * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -178,19 +179,19 @@ def test_an_embedding_whose_angles_depend_on_the_length_is_refused(tmp_path: Pat
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, rope_parameters=rope))
     with pytest.raises(ValueError, match="rope_type 'dynamic' cannot become an ONNX graph"):
-        exporting.export_graph(model, tmp_path / "model.onnx")
+        exporting.export_onnx(model, None, tmp_path / "shared", card="")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModuleNotFoundError) as error:
-        exporting.export_graph(None, tmp_path / "model.onnx")
+        exporting.export_onnx(None, None, tmp_path / "shared", card="")
     assert error.value.name == "onnxruntime"
 
 
 def test_latents_are_cached_once(tmp_path: Path) -> None:
     model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type="gdla", **sizes_for("gdla"))).eval()
-    exporting.export_graph(model, tmp_path / "model.onnx")  # which compares the two
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    exporting.export_onnx(model, None, tmp_path / "shared", card="")  # which compares the two
+    session = onnxruntime.InferenceSession(str(tmp_path / "shared/model.onnx"), providers=["CPUExecutionProvider"])
     assert [array.shape for array in nothing_cached(session, 1).values()] == [(1, 1, 0, 12), (1, 1, 0, 0)] * 2

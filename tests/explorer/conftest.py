@@ -8,8 +8,10 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.explorer import Answer, Example, ExploredModel, Explorer, Side, WordVocabulary
+from diff_transformer.explorer import Answer, Example, ExploredModel, Explorer, Side, WordVocabulary, image_explorer
+from diff_transformer.nn import DiffAttention, SoftmaxAttention
 from tiny_model import SIZES, sizes_for
+from tiny_vit import GRID, IMAGES, VisionTransformer
 
 WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
@@ -74,3 +76,9 @@ def questions(explorer: Explorer) -> list[Example]:
         if len(asked) == 30:
             break
     return asked
+
+
+@pytest.fixture(scope="session")
+def image_pair() -> Explorer:
+    models = VisionTransformer(DiffAttention), VisionTransformer(SoftmaxAttention)
+    return image_explorer(models[0], IMAGES, ["cat", "dog"], compare=models[1], grid=GRID)

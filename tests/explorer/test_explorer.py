@@ -143,6 +143,7 @@ REFUSED_TOKENS: list[tuple[Any, str]] = [({"temperature": -1}, "in 0 … 10"), (
     ("name", "question", "message"),
     [
         *(("run", *case) for case in REFUSED_RUNS),
+        *((name, [], "must be a JSON object") for name in ("strip", "example", "head_map", "next_token")),
         *(("head_map", {"text": TEXT, **question}, message) for question, message in REFUSED_MAPS),
         *(("next_token", {"text": TEXT, **question}, message) for question, message in REFUSED_TOKENS),
     ],

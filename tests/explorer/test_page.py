@@ -668,6 +668,39 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(watch: Watch, served: 
     settled(page, lambda: "The text is empty" in page.locator(".refusal").inner_text())
 
 
+def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Explorer, tmp_path: Path) -> None:
+    page = watch.open(served(image_pair))
+    assert page.locator("textarea, #next-token").count() == 0
+    page.locator(".thumb").nth(1).click()
+    page.locator(".flow .patches .token").nth(2).click()  # patch 2,1, after two other tokens
+    layer, head = map(int, re.findall(r"\d+", page.locator("h2#head-title").inner_text())[:2])
+    place = {"layer": layer, "head": head}
+    maps, _ = decode_maps(image_pair.head_map({"text": "Image 2", **place}))
+    settled(page, lambda: weights(page) == [pytest.approx(w, abs=1.1e-3) for w in maps.difference[0, 4].tolist()])
+    assert chosen_row(page) == 4
+    assert page.locator("#next-title").inner_text() == "Class"
+    patches = page.locator(".flow .patches")
+    assert patches.evaluate("one => one.style.gridTemplateColumns") == "repeat(2, 1fr)"
+    assert image_pair.examples[1].picture in patches.evaluate("one => one.style.backgroundImage")
+    first, _ = decode_maps(image_pair.head_map({"text": "Image 2", **place}))
+    read = "one => [...one.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0)"
+    reds = torch.tensor(page.locator("canvas[data-map=first]").evaluate(read)).view(8, 8)
+    # Of a blue scale the larger weight has less red, above the diagonal as well.
+    weight, red = first.first[0][0].argsort(), reds[0].argsort(descending=True)
+    assert weight.tolist() == red.tolist()
+    for side in ("left", "right"):
+        answer = image_pair.run({"side": side, "text": "Image 2", "picture": 8})
+        page.locator(f"[data-rollout={side}]").wait_for()  # that of the image before is hidden
+        shares = page.locator(f"[data-rollout={side}] .token").evaluate_all("all => all.map(one => Number(one.title))")
+        assert shares == [pytest.approx(share, abs=6e-4) for share in answer["heads"]["rollout"][4][2:]]
+    file = tmp_path / "images.html"
+    file.write_text(recorded_page(image_pair), encoding="utf-8")
+    saved = watch.open(file.as_uri())
+    maps, _ = decode_maps(image_pair.head_map({"text": "Image 1", **place}))
+    settled(saved, lambda: weights(saved) == [pytest.approx(w, abs=1.1e-3) for w in maps.difference[0, 0].tolist()])
+    assert saved.locator("[data-rollout]").count() == 2
+
+
 @pytest.mark.all
 def test_the_widget_of_a_notebook(watch: Watch, tmp_path: Path, make: Make, explorer: Explorer) -> None:
     """In a page that does what anywidget does: it hands over the code, the state and messages with buffers."""

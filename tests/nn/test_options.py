@@ -278,7 +278,7 @@ class TestDropout:
 
         assert gradcheck(attend, (q, k, v, lam))
 
-    @pytest.mark.parametrize("backend", ["blockwise", "flex", "cpu", "triton", "fa4"])
+    @pytest.mark.parametrize("backend", ["blockwise", "flex", "cpu", "triton", "fa2", "fa3", "fa4"])
     def test_other_backends_refuse_it_by_name(self, backend: str) -> None:
         q, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 3, 8)
         with pytest.raises(ValueError, match=f"backend '{backend}' cannot run this request: it drops no attention"):

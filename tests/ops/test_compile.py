@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from budget import BACKENDS, Case, Problem, build, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
 from diff_transformer.ops import flex
-from diff_transformer.ops.attention_request import segment_bounds_from
+from diff_transformer.ops.attention_request import constant_when_compiled, segment_bounds_from
 from full_run import short_run
 
 OPERATORS = {
@@ -34,6 +34,14 @@ CASES = {
 
 # What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa".
 # Triton's interpreter takes long for every compilation, which is left to `make test-all`.
+
+
+def test_the_mark_of_a_constant_is_torchs() -> None:
+    def ours() -> None: ...
+
+    def torchs() -> None: ...
+
+    assert vars(constant_when_compiled(ours)) == vars(torch.compiler.assume_constant_result(torchs)) != {}
 
 
 @pytest.fixture(params=BACKENDS)
@@ -69,11 +77,9 @@ def test_every_registered_operator_is_checked_below() -> None:
     """Or in tests/ops/triton and test_flash.py; what takes no tensor, or answers nobody who traces, needs no check."""
     checked = {name for pair in OPERATORS.values() for name in pair}
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer")}
-    names -= {
-        f"diff_transformer_cpu::{name}"
-        for name in ("bfloat16_products", "decode_fast_path", "normed", "rotated", "use")
-    }
-    assert {name for name in names if "::triton_" not in name and "::fa4" not in name} == checked
+    untraced = ("bfloat16_products", "decode_fast_path", "normed", "rotated", "use")
+    names -= {f"diff_transformer_cpu::{name}" for name in untraced}
+    assert {name for name in names if "::triton_" not in name and "::flash" not in name} == checked
 
 
 def operator(name: str) -> Any:

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.searchsorted.*non-contiguous:UserWarning"),  # of vmap's making
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # torch's own
 ]
-OPAQUE = ("blockwise", "cpu", "triton", "flex", "fa4")
+OPAQUE = ("blockwise", "cpu", "triton", "flex", "fa2", "fa3", "fa4")
 
 
 def inputs(batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
@@ -102,7 +102,7 @@ def test_mapped_without_a_gradient(backend: str) -> None:
 @pytest.mark.parametrize("backend", OPAQUE)
 @pytest.mark.parametrize("transform", [grad, jacrev, vmap, lambda f: vmap(grad(f)), lambda f: jacrev(vmap(f))])
 def test_a_named_one_refuses(backend: str, transform: Callable[..., Any]) -> None:
-    if backend not in ("flex", "fa4") and not takes(backend, torch.float32):
+    if backend not in ("flex", "fa2", "fa3", "fa4") and not takes(backend, torch.float32):
         pytest.skip(f"{backend} does not run here")
     q, *others = inputs((3,), torch.float32)
     q = q if transform not in (grad, jacrev) else q[0]

@@ -6,6 +6,7 @@ import { Generation } from "./generation.js";
 import { HeadGrid } from "./head_grid.js";
 import { HeadView } from "./head_view.js";
 import { LambdaPanel } from "./lambda_panel.js";
+import { ImagePanel, imageOf } from "./patches.js";
 import { Predictions } from "./predictions.js";
 import { Latest } from "./sources.js";
 import { Strip } from "./strip.js";
@@ -179,8 +180,9 @@ export function App({ data, source, root }) {
 
   const left = runs.left;
   const length = left?.tokens.length ?? 0;
-  // Without a pinned token the row that was generated last is shown, or that of the question.
-  const ownRow = view.added.left.length ? length - 1 : view.answer?.query ?? length - 1;
+  const image = imageOf(data, view);
+  // Without a pinned token the row that was generated last is shown, or that of the question; of an image the first.
+  const ownRow = image ? 0 : view.added.left.length ? length - 1 : view.answer?.query ?? length - 1;
   const row = Math.max(0, Math.min(hovered ?? view.row ?? ownRow, length - 1));
 
   useEffect(() => {
@@ -227,9 +229,9 @@ export function App({ data, source, root }) {
       </nav>`}
       <h1>What the second map does</h1>
       <p class="lead">
-        Each head of a Differential Transformer looks at the text twice, and takes the second look, times${" "}
+        Each head of a Differential Transformer looks at the ${image ? "image" : "text"} twice, and takes the second look, times${" "}
         <i>λ</i>, away from the first: <span class="formula">A<sub>1</sub> − λA<sub>2</sub></span>.${" "}
-        <strong>Move λ</strong> and watch what the model attends to, what it would write next, and how well it does.
+        <strong>Move λ</strong> and watch what the model attends to, ${image ? "which class it sees" : "what it would write next"}, and how well it does.
       </p>
       ${models.left.note && html`<p class="note">${models.left.note}</p>`}
     </header>
@@ -239,12 +241,13 @@ export function App({ data, source, root }) {
         <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
         <${Strip} factors=${factors} task=${task} points=${points} lambdas=${view.lambdas} />
         <${Predictions} run=${left} right=${runs.right} models=${models} theme=${theme} />
+        ${image ? html`<${ImagePanel} data=${data} view=${view} onChange=${change} />` : html`
         <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
         <${Generation} models=${models} runs=${runs} view=${view} wanted=${wanted} source=${source} question=${question}
-          onChange=${change} onRefusal=${setRefusal} />
+          onChange=${change} onRefusal=${setRefusal} />`}
       </div>
       <div class="pictures">
-        <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} theme=${theme} row=${row} hovered=${hovered}
+        <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} image=${image} theme=${theme} row=${row} hovered=${hovered}
           shared=${data.shared_vocabulary} onHover=${setHovered} onChange=${change} live=${source.live} hasAddress=${source.hasAddress} />
         <div class="grids">${grids}</div>
       </div>

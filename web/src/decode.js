@@ -8,19 +8,21 @@ for (let bits = 0; bits < HALVES.length; bits++) {
   HALVES[bits] = bits >> 15 ? -size : size;
 }
 
-// Weights before row i of a lower triangle.
-export const triangle = (i) => (i * (i + 1)) / 2;
+const triangle = (i) => (i * (i + 1)) / 2;
 
-// → { length, lam, first, second }: λ of each row, and lower triangles row by row. Without λ `second` is null.
+// Weights before row i of a map of N rows: a lower triangle if it is causal, else all N of each row.
+const startOf = (weights, length, i) => (weights.length > triangle(length) ? i * length : triangle(i));
+
+// → { length, lam, first, second }: λ of each row, and maps row by row. Without λ `second` is null.
 // `earlier`, maps of the same head for the rows before, is what rows that were not sent are taken from.
 export function decodeMaps(buffer, earlier = null) {
   const view = new DataView(buffer);
-  if (view.getUint32(0) !== 0x44544d31) throw new Error("These are no attention maps.");
+  if (view.getUint32(0) !== 0x44544d32) throw new Error("These are no attention maps.");
   const length = view.getUint32(4, true);
   const firstRow = view.getUint32(8, true);
   const count = view.getUint32(12, true);
-  const skipped = triangle(firstRow);
-  let offset = 16;
+  const size = view.getUint32(16, true) ? triangle(length) : length * length;
+  let offset = 20;
   let lam = null;
   if (count === 2) {
     lam = new Float32Array(length);
@@ -28,7 +30,8 @@ export function decodeMaps(buffer, earlier = null) {
     for (let row = firstRow; row < length; row++, offset += 4) lam[row] = view.getFloat32(offset, true);
   }
   const maps = ["first", "second"].slice(0, count).map((name) => {
-    const weights = new Float32Array(triangle(length));
+    const weights = new Float32Array(size);
+    const skipped = startOf(weights, length, firstRow);
     if (firstRow) weights.set(earlier[name].subarray(0, skipped));
     for (let i = skipped; i < weights.length; i++, offset += 2) weights[i] = HALVES[view.getUint16(offset, true)];
     return weights;
@@ -37,7 +40,9 @@ export function decodeMaps(buffer, earlier = null) {
 }
 
 // The same of the first rows alone, which is what a shorter text has.
-export function firstRows({ lam, first, second }, length) {
+export function firstRows(maps, length) {
+  if (length === maps.length) return maps;
+  const { lam, first, second } = maps;
   const weights = triangle(length);
   return {
     length,
@@ -53,21 +58,21 @@ export function difference(maps, lam = null) {
   const result = new Float32Array(maps.first.length);
   for (let row = 0, i = 0; row < maps.length; row++) {
     const value = lam ?? maps.lam[row];
-    for (let column = 0; column <= row; column++, i++) result[i] = maps.first[i] - value * maps.second[i];
+    for (const end = startOf(result, maps.length, row + 1); i < end; i++) result[i] = maps.first[i] - value * maps.second[i];
   }
   return result;
 }
 
-// Row `i` of a triangle.
-export const rowOf = (weights, i) => weights.subarray(triangle(i), triangle(i + 1));
+// Row `i` of a map of `length` rows.
+export const rowOf = (weights, length, i) => weights.subarray(startOf(weights, length, i), startOf(weights, length, i + 1));
 
-// The weight that a scale ends at: the largest one, but for the first quarter of the rows. These have few tokens to
-// attend to, and their weights, up to 1, would leave no colours for the others.
-export function scaleOf(length, ...triangles) {
-  const first = triangle(Math.floor(length / 4));
+// The weight that a scale ends at: the largest one, of causal maps but for the first quarter of the rows. These have few
+// tokens to attend to, and their weights, up to 1, would leave no colours for the others.
+export function scaleOf(length, ...maps) {
   let size = 0;
-  for (const weights of triangles) {
-    for (let i = first; i < weights.length; i++) {
+  for (const weights of maps) {
+    const isCausal = weights.length <= triangle(length);
+    for (let i = isCausal ? triangle(Math.floor(length / 4)) : 0; i < weights.length; i++) {
       const weight = Math.abs(weights[i]);
       if (weight > size) size = weight;
     }

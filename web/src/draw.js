@@ -1,16 +1,17 @@
 // Draws maps on canvases.
 import { coloursOf, indexOf } from "./colour.js";
+import { rowOf } from "./decode.js";
 
-// A lower triangle of N rows → side × side. A pixel is the weight of largest size within it, so that one bright token is
+// A map of N rows → side × side. A pixel is the weight of largest size within it, so that one bright token is
 // not lost where a pixel has many.
 export function pooledExtremes(weights, length, side) {
   const extremes = new Float32Array(side * side);
-  for (let row = 0, i = 0; row < length; row++) {
+  for (let row = 0; row < length; row++) {
     const line = side * Math.floor((row * side) / length);
-    for (let column = 0; column <= row; column++, i++) {
+    rowOf(weights, length, row).forEach((weight, column) => {
       const pixel = line + Math.floor((column * side) / length);
-      if (Math.abs(weights[i]) > Math.abs(extremes[pixel])) extremes[pixel] = weights[i];
-    }
+      if (Math.abs(weight) > Math.abs(extremes[pixel])) extremes[pixel] = weight;
+    });
   }
   return extremes;
 }

@@ -4,6 +4,7 @@ import { useMemo } from "preact/hooks";
 import { difference, rowOf, scaleOf } from "./decode.js";
 import { useIds } from "./ids.js";
 import { MapPanel } from "./map_panel.js";
+import { Rollouts } from "./patches.js";
 import { RowCurve } from "./row_curve.js";
 import { saveHead } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
@@ -24,7 +25,7 @@ function group({ heads, kv_heads: kvHeads }, { head }) {
   );
 }
 
-export function HeadView({ models, runs, maps, view, theme, row, hovered, shared, onHover, onChange, live, hasAddress }) {
+export function HeadView({ models, runs, maps, view, image, theme, row, hovered, shared, onHover, onChange, live, hasAddress }) {
   const id = useIds();
   const [container, width] = useWidth();
   const [left, right] = [maps.left, maps.right];
@@ -86,12 +87,13 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       </div>
       <${Scale} scale=${scale} theme=${theme} />
       ${left && html`
-        <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
+        <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, left.length, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
           between=${models.left.between} row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
-          onHover=${onHover} onPin=${pin} onAnswer=${live ? (answer) => onChange({ answer }) : null} />
+          image=${image} onHover=${onHover} onPin=${pin} onAnswer=${live && !image ? (answer) => onChange({ answer }) : null} />
+        ${image && html`<${Rollouts} models=${models} runs=${runs} image=${image} row=${row} theme=${theme} />`}
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}
       ${!live && changed(view.lambdas) &&
-      html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the explorer’s server computes them anew.</p>`}
+      html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the live explorer computes them anew.</p>`}
     </section>`;
 }

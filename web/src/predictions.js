@@ -3,7 +3,7 @@ import { html } from "htm/preact";
 import { useIds } from "./ids.js";
 import { saveNext } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
-import { label, number, percent } from "./words.js";
+import { label, number, percent, titleOf } from "./words.js";
 
 function Measure({ name, value, before, title }) {
   return html`
@@ -16,11 +16,13 @@ function Measure({ name, value, before, title }) {
 
 export function Predictions({ run, right, models, theme }) {
   const id = useIds();
-  if (!run) return html`<section class="card predictions" aria-busy="true"><h2>Next token</h2></section>`;
+  const { grid } = models.left;
+  const title = titleOf(models.left);
+  if (!run) return html`<section class="card predictions" aria-busy="true"><h2>${title}</h2></section>`;
   if (run.is_recorded === false) {
     return html`<section class="card predictions">
-      <h2>Next token</h2>
-      <p class="quiet">What the model predicts with these λ was not recorded in this saved page; <code>diff-transformer explore</code> computes it.</p>
+      <h2>${title}</h2>
+      <p class="quiet">What the model predicts with these λ was not recorded in this saved page; <code>${grid ? "explore_images" : "diff-transformer explore"}</code> computes it.</p>
     </section>`;
   }
   const entries = run.next.slice(0, 10);
@@ -30,12 +32,12 @@ export function Predictions({ run, right, models, theme }) {
   return html`
     <section class="card predictions" aria-labelledby=${id("next-title")}>
       <div class="card-head">
-        <h2 id=${id("next-title")}>Next token</h2>
+        <h2 id=${id("next-title")}>${title}</h2>
         <span class="buttons"><${SaveButtons} onSave=${(kind) => saveNext(models.left, run, theme, kind)} /></span>
       </div>
       <table class="bars">
-        <caption class="hidden">The ten most likely next tokens, with λ as set and as learned</caption>
-        <thead class="hidden"><tr><th>token</th><th>bar</th><th>probability</th><th>with the learned λ</th></tr></thead>
+        <caption class="hidden">The most likely, with λ as set and as learned</caption>
+        <thead class="hidden"><tr><th>name</th><th>bar</th><th>probability</th><th>with the learned λ</th></tr></thead>
         <tbody>
           ${entries.map((entry) => html`
             <tr key=${entry.token}>
@@ -54,9 +56,9 @@ export function Predictions({ run, right, models, theme }) {
         <thead><tr><td></td><th scope="col">now</th><th scope="col">learned λ</th></tr></thead>
         <tbody>
           <${Measure} name="KL to the learned λ" value=${`${number(run.divergence)} nats`}
-            title="KL(learned ‖ now) of the next token’s distributions" />
-          <${Measure} name="Loss on the text" value=${number(run.loss)} before=${number(run.learned_loss)}
-            title="Mean over the tokens from the second on, in nats" />
+            title="KL(learned ‖ now) of what is predicted" />
+          ${!grid && html`<${Measure} name="Loss on the text" value=${number(run.loss)} before=${number(run.learned_loss)}
+            title="Mean over the tokens from the second on, in nats" />`}
           ${run.answer_probability !== undefined && html`<${Measure} name="Probability of the answer"
             value=${percent(run.answer_probability, 1)} before=${percent(run.learned_answer_probability, 1)} />`}
           ${run.answer_share !== undefined && html`<${Measure} name="Attention on the answer" value=${percent(run.answer_share, 1)}
@@ -65,10 +67,10 @@ export function Predictions({ run, right, models, theme }) {
         </tbody>
         ${right && html`<tbody class="beside">
           <tr><th scope="rowgroup" colspan="3">${models.right.label}</th></tr>
-          <${Measure} name="Loss on the text" value=${number(right.loss)} />
+          ${!grid && html`<${Measure} name="Loss on the text" value=${number(right.loss)} />`}
           ${right.answer_probability !== undefined && html`<${Measure} name="Probability of the answer" value=${percent(right.answer_probability, 1)} />`}
           ${right.answer_share !== undefined && html`<${Measure} name="Attention on the answer" value=${percent(right.answer_share, 1)} />`}
-          <tr><th scope="row">Next token</th><td colspan="2">${right.next.slice(0, 2)
+          <tr><th scope="row">${title}</th><td colspan="2">${right.next.slice(0, 2)
             .map((entry) => `“${label(entry.piece)}” ${percent(entry.probability)}`).join(", ")}</td></tr>
         </tbody>`}
       </table>

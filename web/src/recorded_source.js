@@ -69,7 +69,8 @@ export class RecordedSource {
     const { layers, heads, subtracts } = this.models[side];
     const size = Math.min(most, length);
     const pictures = new Int8Array(layers * heads * size * size);
-    const result = { removed: subtracts ? [] : null, on_answer: answer ? [] : null, picture_size: size, pictures };
+    const rollout = lambdas ? null : this.recorded[side].rollout;
+    const result = { rollout, removed: subtracts ? [] : null, on_answer: answer ? [] : null, picture_size: size, pictures };
     for (let layer = 1, index = 0; layer <= layers; layer++) {
       result.removed?.push([]);
       result.on_answer?.push([]);
@@ -82,7 +83,7 @@ export class RecordedSource {
           result.removed.at(-1).push(removed / length);
         }
         if (answer) {
-          const sizes = rowOf(net, answer.query).map(Math.abs);
+          const sizes = rowOf(net, length, answer.query).map(Math.abs);
           result.on_answer.at(-1).push(sum(sizes.subarray(answer.begin, answer.end)) / (sum(sizes) || 1));
         }
         const scale = scaleOf(length, net);

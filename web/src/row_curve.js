@@ -9,10 +9,10 @@ const MARGIN = { left: 44, right: 10, top: 26, bottom: 18 };
 
 // Where each series lies, as SVG paths; used by the page and by saved figures.
 export function curveOf(maps, net, lam, row, width, height = HEIGHT) {
-  const first = rowOf(maps.first, row);
-  const left = rowOf(net, row);
+  const first = rowOf(maps.first, maps.length, row);
+  const left = rowOf(net, maps.length, row);
   const value = maps.second ? lam ?? maps.lam[row] : 0;
-  const taken = maps.second ? rowOf(maps.second, row).map((weight) => value * weight) : null;
+  const taken = maps.second ? rowOf(maps.second, maps.length, row).map((weight) => value * weight) : null;
   let [low, high] = [0, 1e-9];
   for (const series of [first, left, taken ?? first]) {
     for (const weight of series) {

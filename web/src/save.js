@@ -2,7 +2,7 @@
 import { coloursOf } from "./colour.js";
 import { paintMap, paintPicture } from "./draw.js";
 import { curveOf } from "./row_curve.js";
-import { label, nameInGroup, number, percent, place } from "./words.js";
+import { label, nameInGroup, number, percent, place, titleOf } from "./words.js";
 
 const INK = { light: ["#1c1e22", "#6b6f76", "#fbfaf7"], dark: ["#eceae4", "#9a9da4", "#121419"] };
 const LINES = { light: ["#1766a6", "#c9620b"], dark: ["#5cace7", "#eb903c"] };
@@ -136,7 +136,7 @@ export function nextSvg(model, { next, divergence, loss, learned_loss: learnedLo
   const isMoved = divergence > 0;
   const [left, wide, line] = [140, 260, 24];
   const width = left + wide + (isMoved ? 140 : 80);
-  const parts = [text(20, 34, `${model.name}: next token`, { size: 17, colour: ink, weight: 600 })];
+  const parts = [text(20, 34, `${model.name}: ${titleOf(model).toLowerCase()}`, { size: 17, colour: ink, weight: 600 })];
   entries.forEach((entry, index) => {
     const y = 56 + index * line;
     const [now, was] = [entry.probability, entry.learned_probability].map((share) => (wide * share) / most);
@@ -154,7 +154,8 @@ export function nextSvg(model, { next, divergence, loss, learned_loss: learnedLo
   });
   const foot = 56 + entries.length * line + 22;
   const losses = isMoved ? `${number(loss)} (${number(learnedLoss)})` : number(loss);
-  const note = isMoved ? `KL ${number(divergence)} nats, loss on the text ${losses}; orange, grey: learned λ` : `loss on the text ${losses}`;
+  const text_ = model.grid ? "" : `loss on the text ${losses}`;
+  const note = isMoved ? `KL ${number(divergence)} nats${text_ && `, ${text_}`}; orange, grey: learned λ` : text_;
   parts.push(text(20, foot, note, { size: 11, colour: quiet }));
   return document_(width, foot + 18, theme, parts);
 }

@@ -1,11 +1,12 @@
-// The text as tokens, each coloured by how much the chosen token attends to it.
+// The text as tokens, or the image as patches, each coloured by how much the chosen one attends to it.
 import { html } from "htm/preact";
 import { useEffect, useRef } from "preact/hooks";
 import { cssColour, inkOn } from "./colour.js";
 import { useIds } from "./ids.js";
+import { Patches } from "./patches.js";
 import { number, visible } from "./words.js";
 
-export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, onHover, onPin, onAnswer }) {
+export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, image, onHover, onPin, onAnswer }) {
   const id = useIds();
   const list = useRef(null);
   const byKey = useRef(false);
@@ -43,6 +44,17 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
     ]
       .filter(Boolean)
       .join(" ");
+  const tokens = pieces.map((piece, token) => {
+    const weight = token < values.length ? values[token] : 0;
+    const style = token < values.length
+      ? { background: cssColour(weight, scale, theme), color: inkOn(weight, scale, theme) }
+      : {};
+    const isPatch = image && token >= image.others;
+    return html`<span key=${token} id=${id(`token-${token}`)} class=${classes(token)} style=${style} role="option"
+      data-token=${token} aria-selected=${token === row} aria-label=${isPatch ? `patch ${piece}` : null}
+      title=${`${isPatch ? `patch ${piece}` : `token ${token + 1}`}: ${number(weight)}`}>${isPatch ? "" : visible(piece)}</span>${
+      piece.includes("\n") ? html`<br />` : ""}`;
+  });
   return html`
     <div class="flow-head">
       <span class="quiet">What token <b>${row + 1}</b> attends to. Hover a token or use the arrow keys; a click pins it${pinned !== null ? ", Esc lets go" : ""}.</span>
@@ -50,17 +62,9 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
           onClick=${() => onAnswer(isAnswer ? null : { query: pieces.length - 1, begin: pinned, end: pinned + 1 })}>${
           isAnswer ? "No longer the answer" : "Mark as the answer"}</button>`}
     </div>
-    <div class=${`flow ${between ? "spaced" : ""}`} role="listbox" tabindex="0" onFocus=${show} aria-label="Tokens of the text" ref=${list}
+    <div class=${`flow ${between || image ? "spaced" : ""}`} role="listbox" tabindex="0" onFocus=${show} aria-label="Tokens of the text" ref=${list}
       aria-activedescendant=${id(`token-${row}`)} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
       onPointerLeave=${() => onHover(null)} onClick=${(event) => tokenOf(event) !== null && onPin(tokenOf(event))}>
-      ${pieces.map((piece, token) => {
-        const weight = token < values.length ? values[token] : 0;
-        const style = token < values.length
-          ? { background: cssColour(weight, scale, theme), color: inkOn(weight, scale, theme) }
-          : {};
-        return html`<span key=${token} id=${id(`token-${token}`)} class=${classes(token)} style=${style} role="option"
-          data-token=${token} aria-selected=${token === row} title=${`token ${token + 1}: ${number(weight)}`}>${visible(piece)}</span>${
-          piece.includes("\n") ? html`<br />` : ""}`;
-      })}
+      ${image ? html`${tokens.slice(0, image.others)}<${Patches} image=${image}>${tokens.slice(image.others)}<//>` : tokens}
     </div>`;
 }

@@ -28,9 +28,14 @@ export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} 
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const text = Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(digits) : value.toExponential(1);
+  const size = Math.abs(value);
+  const isSmall = size < 10 ** -digits && value !== 0;
+  const text = !isSmall ? value.toFixed(digits) : size < 0.001 ? value.toExponential(1) : value.toPrecision(2);
   return text.replace("-", "−");
 }
+
+// Of the predictions of a model, which reads a text or an image.
+export const titleOf = ({ grid }) => (grid ? "Class" : "Next token");
 
 export const place = (layer, head) => `${layer}.${head}`;
 
@@ -48,7 +53,7 @@ export function nameInGroup(model, head) {
 export function describeMap(name, weights, maps, pieces) {
   const found = [];
   for (let row = 1; row < maps.length; row++) {
-    const values = rowOf(weights, row);
+    const values = rowOf(weights, maps.length, row);
     let best = 0;
     for (let column = 1; column < values.length; column++) {
       if (Math.abs(values[column]) > Math.abs(values[best])) best = column;

@@ -81,7 +81,8 @@ def test_a_kernel_is_forced() -> None:
 def test_the_transformer_by_another_library_is_the_same(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch stands in for the libraries, which need a GPU, by what their functions take and return."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, scale: Any = None, causal: bool = False, window: None = None) -> Any:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *settings: Any, causal: bool = False) -> Any:
+        _, scale, causal, _ = settings or (None, None, causal, None)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2), None
 

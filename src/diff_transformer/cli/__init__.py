@@ -52,8 +52,6 @@ def main() -> None:
 def run_program(module: str, *, lasts: bool = False) -> None:
     """Run the typer application `app` of a module on the arguments of this process.
 
-    The exit code is 0, or 2 after an error (one line on stderr), or 128 and the number of the signal that ended it.
-
     Args:
         module: its name; it is imported when the standard streams are ready.
         lasts: whether the program goes on when the reader of its stdout has ended, because its result is files.

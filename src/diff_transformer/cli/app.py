@@ -1,11 +1,11 @@
 """Makes typer applications from tables of commands, and handles the errors of all commands alike."""
 
 import functools
-import importlib
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -49,8 +49,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
             return None
-        module, function = self.table[cmd_name].split(":")
-        loaded = getattr(importlib.import_module(f"{self.package}.{module}"), function)
+        loaded = resolve_name(f"{self.package}.{self.table[cmd_name]}")
         if isinstance(loaded, typer.Typer):  # made by its module
             commands = loaded
         else:

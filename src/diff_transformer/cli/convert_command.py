@@ -1,8 +1,6 @@
 """The commands `convert` and `export` write a model as a folder: in another layout, to share, or as an ONNX graph."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,7 +73,14 @@ def convert(
     from diff_transformer.convert import convert_from, convert_to
     from diff_transformer.utils.manifest import require_unchanged_weights
 
-    with conversion_progress() as tell:
+    messages = console.messages()
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=messages, disable=not messages.is_terminal, transient=True) as bar:
+        task = bar.add_task("")
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
         if from_ is not None:
             dex: dict[str, Any] = {"dex_heads": heads, "dex_lambda_start": dex_lambda_start}
             done = convert_from(
@@ -89,16 +94,6 @@ def convert(
         f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
         f"{done.shards} {'file' if done.shards == 1 else 'files'})"
     )
-
-
-@contextmanager
-def conversion_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show in a terminal how many bytes of weights are written, of how many, as the yielded function is called."""
-    messages = console.messages()
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages, disable=not messages.is_terminal, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def export(

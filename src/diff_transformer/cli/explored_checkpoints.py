@@ -1,8 +1,8 @@
 """Loads checkpoints for the explorer: the models, their vocabularies, and the page's first texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import AutoConfig
 
@@ -19,8 +19,9 @@ from diff_transformer.explorer import (
     TokenizerVocabulary,
     WordVocabulary,
 )
-from diff_transformer.explorer.explored_model import LEARNED, subtracts
+from diff_transformer.explorer.explored_model import LEARNED
 from diff_transformer.explorer.page import recorded_page
+from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.utils.files import read_json, write_atomically
 
 EXAMPLES = "examples.json"
@@ -32,16 +33,8 @@ _TRIED = 16  # questions, of which the first that the model answers with its λ 
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
 
 
-@dataclass(frozen=True)
-class ModelExamples:
-    """The content of an examples.json.
-
-    Attributes:
-        examples: texts of the task that the model was trained on.
-        words: the word of each token, of a model without a tokenizer.
-        note: a sentence or two on how to write such a text.
-        floor: the accuracy of a guess among a text's own answers, if the answer to every example is one token.
-    """
+class ModelExamples(NamedTuple):
+    """The content of an examples.json, which docs/explorer.md describes."""
 
     examples: tuple[Example, ...] = ()
     words: tuple[str, ...] = ()
@@ -49,8 +42,11 @@ class ModelExamples:
     floor: float | None = None
 
 
-def read_examples(file: Path) -> ModelExamples:
-    """Read an examples.json. Raises ValueError if the file is not JSON, or holds something else."""
+def read_examples(folder: Path) -> ModelExamples:
+    """Read the examples.json of a model, if it has one. Raises ValueError if that is not JSON, or holds else."""
+    file = next(iter(files_of(folder, EXAMPLES)), None)
+    if file is None:
+        return ModelExamples()
     content = read_json(file)
     try:
         floor = content.get("floor")
@@ -105,12 +101,14 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
         ValueError: the checkpoint is not differential, or a text that it cannot read.
     """
     folders = [find_checkpoint(path, ours=False) for path in (checkpoint, compare) if path is not None]
-    if not subtracts(AutoConfig.from_pretrained(folders[0], local_files_only=True)):
+    config = AutoConfig.from_pretrained(folders[0], local_files_only=True)
+    is_ours = isinstance(config, DiffTransformerConfig)
+    if not (config.spec.differential if is_ours else config.model_type == "diffllama"):
         raise ValueError(
             f"{str(checkpoint)!r} has ordinary attention, which subtracts nothing; name a differential model as "
             "CHECKPOINT, and this one as --compare."
         )
-    known = _examples_of(folders[0])
+    known = read_examples(folders[0])
     sides = [load_side(folder, device) for folder in folders]
     left, right = sides[0], sides[1] if len(sides) > 1 else None
     examples = []
@@ -124,14 +122,9 @@ def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example |
     return Explorer(left, right, examples, questions, known.floor if questions else None)
 
 
-def _examples_of(folder: Path) -> ModelExamples:
-    files = files_of(folder, EXAMPLES)
-    return read_examples(files[0]) if files else ModelExamples()
-
-
 def load_side(folder: Path, device: str | None) -> Side:
     """Load the model in a folder that `find_checkpoint` found, with its tokenizer, or the words of its examples."""
-    examples, shown = _examples_of(folder), shown_folder(folder)
+    examples, shown = read_examples(folder), shown_folder(folder)
     console.say(f"Loading {shown} …")
     model = ExploredModel(load_model(folder, device), shown.parent.name if shown.name == "model" else shown.name)
     if (folder / "tokenizer.json").is_file():

@@ -1,6 +1,5 @@
 """The command `serve` answers requests of OpenAI's API with a model."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,17 +51,13 @@ def serve(
 
         folder = find_checkpoint(checkpoint)
         console.say(f"Loading {shown_folder(folder)} …")
+        path = folder.resolve()
+        of_run = path.parent.name if path.name == "model" else path.name  # or of the model's folder
+        if path.parent.name == "checkpoints":
+            of_run = f"{path.parents[1].name}-{path.name}"
         served = in_short_lived_thread(
-            lambda: ServedModel(load_model(folder, device), load_tokenizer(folder), name or _name_of(folder))
+            lambda: ServedModel(load_model(folder, device), load_tokenizer(folder), name or of_run)
         )
         bound.listen()  # who comes before the server has begun waits for it
         console.say(f"Serving {served.name} at {root_url(host, bound)}/v1 (Ctrl-C stops it).")
         ModelServer(served, api_key, log_requests=log_requests).run(sockets=[bound])
-
-
-def _name_of(folder: Path) -> str:
-    """Return the name of a model's folder; of a run's model or checkpoint that of the run."""
-    path = folder.resolve()
-    if path.name == "model":
-        return path.parent.name
-    return f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name

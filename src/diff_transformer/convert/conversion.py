@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Output, Weights, plan, read_source_config
+from diff_transformer.convert.layout import CONFIG, INDEX, Header, Layout, Weights, plan, read_source_config
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -106,7 +106,7 @@ def convert_from(
         allowed = " or ".join(map(repr, choices))
         raise ValueError(f"A checkpoint in the layout {layout!r} can become {allowed}, not {attention_type!r}.")
     raw = read_source_config(source)
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
         if not config.spec.corrects_heads:
@@ -142,7 +142,7 @@ def convert_to(
     source, target, largest = Path(source), Path(target), shard_bytes(max_shard_size)
     choices = _layouts(layout)
     raw = read_source_config(source)
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         config = read_config(raw, DiffTransformerConfig)
     chosen = choices.get(config.attention_type)
     if chosen is None or chosen.write is None:
@@ -151,7 +151,7 @@ def convert_to(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(source):
         settings = write_settings(chosen, config)
     return _write(chosen, source, target, config, settings, max_shard_size=largest, progress=progress, backwards=True)
 
@@ -223,7 +223,14 @@ def _write(
     with atomic_directory(target) as folder:
         report(done, total)
         for name, keys in split.filename_to_tensors.items():
-            done += _save(folder / name, weights, [outputs[key] for key in keys])
+            tensors = {key: outputs[key].make(*map(weights.read, outputs[key].inputs)).contiguous() for key in keys}
+            assert all((x.shape, x.dtype) == (outputs[key].shape, outputs[key].dtype) for key, x in tensors.items())
+            try:
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+            except SafetensorError as error:  # what safetensors makes of a full disk
+                raise OSError(f"{name} could not be written: {error}") from error
+            del tensors
+            done += sum(outputs[key].bytes for key in keys)
             report(done, total)
         for original in {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}:
             carried = folder / original.relative_to(source)
@@ -232,19 +239,6 @@ def _write(
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     return Converted(target, len(outputs), total, len(split.filename_to_tensors), config.attention_type)
-
-
-def _save(file: Path, weights: Weights, outputs: Sequence[Output]) -> int:
-    """Convert the tensors of one file, and return their bytes."""
-    tensors = {}
-    for output in outputs:
-        tensors[output.key] = output.make(*map(weights.read, output.inputs)).contiguous()
-        assert (tensors[output.key].shape, tensors[output.key].dtype) == (output.shape, output.dtype)
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # what safetensors makes of a full disk
-        raise OSError(f"{file.name} could not be written: {error}") from error
-    return sum(output.bytes for output in outputs)
 
 
 def _layouts(name: str) -> dict[str, Layout]:
@@ -256,8 +250,9 @@ def _layouts(name: str) -> dict[str, Layout]:
 
 
 @contextmanager
-def _single_line_errors(prefix: str = "") -> Iterator[None]:
-    """Turn a configuration class's error about settings into a ValueError in one line."""
+def _single_line_errors(source: Path | None = None) -> Iterator[None]:
+    """Turn a configuration class's error about settings, of a folder or not, into a ValueError in one line."""
+    prefix = "" if source is None else f"{str(source / CONFIG)!r} cannot be converted: "
     try:
         yield
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:

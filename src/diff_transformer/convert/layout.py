@@ -1,8 +1,4 @@
-"""Defines checkpoint layouts, and plans a conversion: every tensor to write, and the tensors it is made of.
-
-The table of a layout says how a source's parameters become ours, its target; read backwards it says how ours become
-the source's.
-"""
+"""Defines checkpoint layouts, and plans a conversion: every tensor to write, and the tensors it is made of."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -10,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,8 +29,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """A tensor's file, shape and dtype, known without reading it."""
 
     file: Path
@@ -141,77 +136,69 @@ def plan(
     for mapping in mappings:
         if mapping.output is None:
             folded[OUTPUT.format(layer=mapping.layer)].append(mapping)
-    outputs = [mapping.make_output(headers, folded[mapping.target]) for mapping in mappings]
-    return [output for output in outputs if output is not None]
+    outputs = []
+    for mapping in mappings:
+        key, shape, layer, constant = mapping.output, mapping.output_shape, mapping.layer, mapping.row.constant
+        if key is not None and mapping.input is not None and mapping.input in headers:
+            others = folded[mapping.target]
+            inputs = mapping.input, *(other.target for other in others)
+            fold = partial(layout.fold, config, others[0].layer) if layout.fold and others else None
+            outputs.append(Output(key, shape, headers[mapping.input].dtype, inputs, partial(_convert, mapping, fold)))
+        elif key is not None and constant is not None:
+            always_float32 = mapping.target.endswith(tuple(config.spec.float32_of(config)))
+            # W_V has this key in every layout.
+            dtype = torch.float32 if always_float32 else headers[VALUE.format(layer=layer)].dtype
+            value = constant(config, layer) if callable(constant) else constant
+            outputs.append(Output(key, shape, dtype, (), partial(torch.full, shape, value, dtype=dtype)))
+    return outputs
 
 
-def parameter_mappings(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> "list[ParameterMapping]":
+class ParameterMapping(NamedTuple):
+    """A parameter in one direction: from the key `input` to the key `output`, None if there is none.
+
+    Attributes:
+        target: its key in our checkpoints.
+        rows: which of the input's rows each of the output's is; None if they are the same.
+    """
+
+    row: Row
+    layer: int
+    target: str
+    input: str | None
+    input_shape: tuple[int, ...]
+    output: str | None
+    output_shape: tuple[int, ...]
+    rows: Tensor | None
+
+
+def parameter_mappings(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> list[ParameterMapping]:
     """Return the keys of each parameter on both sides, in the order of a forward pass; those of DEX come last."""
     with torch.device("meta"):
         parameters = DiffTransformerForCausalLM(config).state_dict()
-    rows = {
+    known = {
         row.target.format(layer=layer): (row, layer) for layer in range(config.num_hidden_layers) for row in layout.rows
     }
     mappings = []
     for key in sorted(parameters, key=lambda key: DEX in key):
-        row, layer = rows.get(key, (Row(target=key, source=key), 0))
-        mappings.append(ParameterMapping(layout, config, row, layer, tuple(parameters[key].shape), backwards))
+        row, layer = known.get(key, (Row(target=key, source=key), 0))
+        shape, source = tuple(parameters[key].shape), row.source and row.source.format(layer=layer)
+        rows = None if row.source_rows is None else row.source_rows(shape[0], head_dim(config))
+        theirs = source, shape if rows is None else (int(rows.max()) + 1, *shape[1:])
+        if backwards:
+            rows = None if rows is None else rows.argsort()
+            mappings.append(ParameterMapping(row, layer, key, key, shape, *theirs, rows))
+        else:
+            mappings.append(ParameterMapping(row, layer, key, *theirs, key, shape, rows))
     return mappings
 
 
-class ParameterMapping:
-    """A parameter in one direction: from the key `input` to the key `output`, None if there is none."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        config: DiffTransformerConfig,
-        row: Row,
-        layer: int,
-        shape: tuple[int, ...],
-        backwards: bool,
-    ) -> None:
-        self.row, self.layer = row, layer
-        self.target = row.target.format(layer=layer)
-        self.constant = row.constant(config, layer) if callable(row.constant) else row.constant
-        self.fold = layout.fold and partial(layout.fold, config, layer)
-        self.always_float32 = row.target.endswith(tuple(config.spec.float32_of(config)))
-        self.rows = None if row.source_rows is None else row.source_rows(shape[0], head_dim(config))
-        source_shape = shape if self.rows is None else (int(self.rows.max()) + 1, *shape[1:])
-        target = self.target, shape
-        source = row.source and row.source.format(layer=layer), source_shape
-        self.input: str | None
-        self.output: str | None
-        (self.input, self.input_shape), (self.output, self.output_shape) = (
-            (target, source) if backwards else (source, target)
-        )
-        if self.rows is not None and backwards:
-            if len(self.rows.unique()) < len(self.rows):
-                raise ValueError("Rows that are no permutation of the source's cannot be converted back.")
-            self.rows = self.rows.argsort()
-
-    def make_output(self, headers: Mapping[str, Header], folded: "list[ParameterMapping]") -> Output | None:
-        """Return the tensor to write, with the parameters folded into it; None if a layout lacks it."""
-        if self.output is None:
-            return None
-        if self.input is not None and self.input in headers:
-            inputs = self.input, *(mapping.target for mapping in folded)
-            make = partial(self._convert, folded[0].fold if folded else None)
-            return Output(self.output, self.output_shape, headers[self.input].dtype, inputs, make)
-        if self.constant is None:
-            return None
-        # W_V has this key in every layout.
-        dtype = torch.float32 if self.always_float32 else headers[VALUE.format(layer=self.layer)].dtype
-        shape = self.output_shape
-        return Output(self.output, shape, dtype, (), partial(torch.full, shape, self.constant, dtype=dtype))
-
-    def _convert(self, fold: Callable[..., Tensor] | None, weight: Tensor, *folded: Tensor) -> Tensor:
-        reordered = weight if self.rows is None else weight[self.rows]
-        converted = reordered if self.row.scale == 1 else reordered * self.row.scale
-        converted = converted if fold is None else fold(converted, *folded)
-        if converted is not reordered and not converted.isfinite().all():
-            raise ValueError(f"{self.input} cannot be converted in {converted.dtype}: the result is not finite.")
-        return converted
+def _convert(mapping: ParameterMapping, fold: Callable[..., Tensor] | None, weight: Tensor, *folded: Tensor) -> Tensor:
+    reordered = weight if mapping.rows is None else weight[mapping.rows]
+    converted = reordered if mapping.row.scale == 1 else reordered * mapping.row.scale
+    converted = converted if fold is None else fold(converted, *folded)
+    if converted is not reordered and not converted.isfinite().all():
+        raise ValueError(f"{mapping.input} cannot be converted in {converted.dtype}: the result is not finite.")
+    return converted
 
 
 def check_headers(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:

@@ -1,10 +1,5 @@
-"""Reads the attention layers of Phi-4-mini-flash, which are differential.
+"""Reads the attention layers of Phi-4-mini-flash, which are differential; docs/converting.md says why not the whole."""
 
-Its other layers keep a state instead of keys and values. No model here has such layers, so there is none to convert the
-whole to: a layer becomes a module for a model of the reader's own.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +64,17 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
     """
     source = Path(source)
     raw = read_source_config(source)
-    width, heads, kv_heads, layers = _sizes(raw, source)
+    file = str(source / CONFIG)
+    if raw.get("model_type") != PHI4FLASH:
+        raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
+    sizes: list[Any] = [raw.get(name) for name in SIZES]
+    width, heads, kv_heads, layers = sizes
+    are_whole = all(type(size) is int and size > 0 for size in sizes)
+    if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
+        raise ValueError(
+            f"{file!r} must have whole numbers {', '.join(SIZES)}, of which the second divides the first and 4 the "
+            f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
+        )
     if not 0 <= layer < layers:
         raise ValueError(f"layer must lie in 0 … {layers - 1}, the layers of {str(source)!r}, got {layer}.")
     if layer % 2 == 0:
@@ -84,50 +89,29 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         module = DiffAttention(width, heads, layer + 1, kv_heads, norm_eps=NORM_EPS, bias=True)
     queries, keys = heads * module.head_dim, kv_heads * module.head_dim
     own, owner = (f"model.layers.{number}.attn." for number in (layer, context_layer if shares else layer))
-    fused = {own: queries + (0 if shares else 2 * keys)} | ({owner: queries + 2 * keys} if shares else {})
-    inner = f"{own}inner_cross_attn."
-    expected: dict[str, tuple[int, ...]] = {
-        **{f"{prefix}Wqkv.weight": (rows, width) for prefix, rows in fused.items()},
-        **{f"{prefix}Wqkv.bias": (rows,) for prefix, rows in fused.items()},
-        f"{own}out_proj.weight": (width, queries),
-        f"{own}out_proj.bias": (width,),
-        **{f"{inner}lambda_{name}": (module.head_dim,) for name in ("q1", "k1", "q2", "k2")},
-        f"{inner}subln.weight": (2 * module.head_dim,),
-    }
+    # Parameters that have the same shape there; the projections of queries, keys and values are one matrix.
+    names = {f"o_proj.{part}": f"{own}out_proj.{part}" for part in ("weight", "bias")}
+    names |= {f"lam.{name}": f"{own}inner_cross_attn.lambda_{name}" for name in ("q1", "k1", "q2", "k2")}
+    names["head_norm.weight"] = f"{own}inner_cross_attn.subln.weight"
+    parameters = module.state_dict()
+    expected: dict[str, tuple[int, ...]] = {theirs: tuple(parameters[ours].shape) for ours, theirs in names.items()}
+    for prefix, rows in {own: queries, owner: queries + 2 * keys}.items():
+        expected |= {f"{prefix}Wqkv.weight": (rows, width), f"{prefix}Wqkv.bias": (rows,)}
     weights = Weights(source)
     try:
         check_headers(expected, {key: weights.headers[key] for key in expected if key in weights.headers})
     except ValueError as error:
         raise ValueError(f"The weights in {str(source)!r} do not fit attention layer {layer}: {error}") from None
 
-    state = {"head_norm.weight": weights.read(f"{inner}subln.weight")}
+    state = {ours: weights.read(theirs) for ours, theirs in names.items()}
     for part in ("weight", "bias"):
-        rows = weights.read(f"{own}Wqkv.{part}")
-        kept = weights.read(f"{owner}Wqkv.{part}")[queries:] if shares else rows[queries:]
-        state[f"q_proj.{part}"] = rows[:queries].clone()
+        state[f"q_proj.{part}"] = weights.read(f"{own}Wqkv.{part}")[:queries].clone()
+        kept = weights.read(f"{owner}Wqkv.{part}")[queries:]
         state[f"k_proj.{part}"], state[f"v_proj.{part}"] = (half.clone() for half in kept.split(keys))
-        state[f"o_proj.{part}"] = weights.read(f"{own}out_proj.{part}")
-    for name in ("q1", "k1", "q2", "k2"):
-        vector = weights.read(f"{inner}lambda_{name}")
-        state[f"lam.{name}"] = vector.to(torch.promote_types(vector.dtype, torch.float32))
+    for name in ("lam.q1", "lam.k1", "lam.q2", "lam.k2"):
+        state[name] = state[name].to(torch.promote_types(state[name].dtype, torch.float32))
     module.load_state_dict(state, assign=True)
     # config.json has one number for the first half of the layers, or a list.
     window = raw.get("sliding_window") if layer < layers // 2 else None
     window = window[layer] if isinstance(window, list) else window
     return Phi4FlashAttention(module, window, context_layer if shares else None)
-
-
-def _sizes(raw: Mapping[str, Any], source: Path) -> tuple[int, int, int, int]:
-    """Return D, A, the key/value heads and the number of layers. Raises ValueError for another kind of model."""
-    file = str(source / CONFIG)
-    if raw.get("model_type") != PHI4FLASH:
-        raise ValueError(f"model_type in {file!r} must be {PHI4FLASH!r}, got {quoted(raw.get('model_type'))}.")
-    sizes: list[Any] = [raw.get(name) for name in SIZES]
-    width, heads, kv_heads, layers = sizes
-    are_whole = all(type(size) is int and size > 0 for size in sizes)
-    if not are_whole or width % heads or layers % 4 or raw.get("mb_per_layer") != 2:
-        raise ValueError(
-            f"{file!r} must have whole numbers {', '.join(SIZES)}, of which the second divides the first and 4 the "
-            f"last, and mb_per_layer 2, got {', '.join(map(quoted, sizes))} and {quoted(raw.get('mb_per_layer'))}."
-        )
-    return width, heads, kv_heads, layers

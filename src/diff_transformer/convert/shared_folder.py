@@ -1,7 +1,5 @@
 """Writes one of our models as a folder to share, with safetensors or as an ONNX graph, and its model card, README.md.
 
-The laboratory adds to the card how the model was trained and measured.
-
 A graph is made of ONNX's operators, so our fused kernels cannot go into it. Of the implementations that can, the
 reference is exported: it is Equation 1 itself, which subtracts the maps before the product with V. The one call that
 "sdpa" makes of a DIFF layer would multiply zeros and cost twice as much. Each graph is compared with its model.
@@ -93,23 +91,46 @@ def export_folder(
 
 
 def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: str) -> list[Path]:
-    """Write a language model as a folder with an ONNX graph and all that is needed to run it by onnxruntime.
+    """Write a language model as a folder with an ONNX graph, which is compared with it, and all that onnxruntime needs.
 
-    The arguments are those of :func:`export_folder`, and the model is one that :func:`export_graph` takes.
+    Inputs: ``input_ids`` and ``position_ids`` (B, N), ``attention_mask`` (B, P + N), 0 at padding, all int64, and for
+    each layer from 0 ``past_key_values.L.key`` and ``.value`` (B, H_kv, P, width), float32; P may be 0. Outputs:
+    ``logits`` (B, N, vocabulary), and ``present.L.key`` and ``.value`` (B, H_kv, P + N, width), which are the next
+    call's past. B, N and P are open. Weights of more than 1 GiB go into ``model.onnx.data``.
+
+    Args:
+        model: a causal language model of ours in float32 on the CPU, in evaluation mode.
+        tokenizer, target, card: as :func:`export_folder` has them.
 
     Returns:
         The files.
 
     Raises:
         FileExistsError, OSError: as :func:`export_folder`.
-        ModuleNotFoundError, ValueError: as ``export_graph``.
+        ModuleNotFoundError: onnx, onnxruntime or onnxscript is missing.
+        ValueError: the rotary embedding cannot be exported, or the graph's outputs differ from the model's.
 
     Examples:
         >>> files = export_onnx(model, tokenizer, "shared", card="# A model")  # doctest: +SKIP
     """
+    import onnx
+    import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
+    import onnxscript  # noqa: F401  # torch's exporter imports it
+
+    rope_type = model.config.rope_parameters["rope_type"]
+    if rope_type in CLOSED_ROPE_TYPES:
+        raise ValueError(
+            f"A model with rope_type {rope_type!r} cannot become an ONNX graph: its angles depend on the length."
+        )
     target = Path(target)
     with _folder_with(tokenizer, card, target) as folder:
-        export_graph(model, folder / GRAPH)
+        with attention_implementation(model, EXPORTED_IMPLEMENTATION):
+            program = _trace(model)
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        program.save(folder / GRAPH, external_data=weights > LARGEST_IN_ONE_FILE)
+        del program  # it holds the weights once more
+        onnx.checker.check_model(folder / GRAPH)
+        compare(model, folder / GRAPH)
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
     return sorted(target.iterdir())
@@ -136,48 +157,8 @@ class Step(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Map tokens and positions (B, N), mask (B, P + N), P cached to logits (B, N, vocabulary), P + N cached."""
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        outputs = self.model(input_ids, attention_mask, position_ids, cache, use_cache=True)
         return outputs.logits, *_cached_tensors(cache)
-
-
-def export_graph(model: Any, file: Path) -> None:
-    """Write the model as an ONNX graph, after comparing the two.
-
-    Inputs: ``input_ids`` and ``position_ids`` (B, N), ``attention_mask`` (B, P + N), 0 at padding, all int64, and for
-    each layer from 0 ``past_key_values.L.key`` and ``.value`` (B, H_kv, P, width), float32; P may be 0. Outputs:
-    ``logits`` (B, N, vocabulary), and ``present.L.key`` and ``.value`` (B, H_kv, P + N, width), which are the next
-    call's past. B, N and P are open.
-
-    Args:
-        model: a causal language model of ours in float32 on the CPU, in evaluation mode.
-        file: the graph; weights of more than 1 GiB go into ``FILE.data`` beside it.
-
-    Raises:
-        ModuleNotFoundError: onnx, onnxruntime or onnxscript is missing.
-        ValueError: the rotary embedding cannot be exported, or the graph's outputs differ from the model's.
-    """
-    import onnx
-    import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
-    import onnxscript  # noqa: F401  # torch's exporter imports it
-
-    rope_type = model.config.rope_parameters["rope_type"]
-    if rope_type in CLOSED_ROPE_TYPES:
-        raise ValueError(
-            f"A model with rope_type {rope_type!r} cannot become an ONNX graph: its angles depend on the length."
-        )
-    with attention_implementation(model, EXPORTED_IMPLEMENTATION):
-        program = _trace(model)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    program.save(file, external_data=weights > LARGEST_IN_ONE_FILE)
-    del program  # it holds the weights once more
-    onnx.checker.check_model(file)
-    compare(model, file)
 
 
 @torch.no_grad()
@@ -240,7 +221,9 @@ def compare(model: Any, file: Path) -> None:
     for probe, *answers in zip(probes, rough, exact, strict=True):
         # What is computed for padding is nobody's, but it must stay finite: a weight of 0 does not hide NaN.
         mask = probe[1].bool()
-        for output, near, right in zip(run_graph(session, probe), *answers, strict=True):
+        *tokens, past = probe
+        feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
+        for output, near, right in zip(map(torch.from_numpy, session.run(None, feed)), *answers, strict=True):
             if right.numel() == 0:  # values of a cache of latents, which have no width
                 continue
             seen = mask[:, -right.shape[-2] :]
@@ -269,13 +252,6 @@ def _probes(model: Any) -> Iterator[Inputs]:
 def _run(model: Any, probe: Inputs) -> list[Tensor]:
     *tokens, past = probe
     return [output.double() for output in Step(model)(*tokens, tuple(tensor.to(model.dtype) for tensor in past))]
-
-
-def run_graph(session: Any, inputs: Inputs) -> list[Tensor]:
-    """Call a graph in onnxruntime: return the logits, and the cached keys and values."""
-    *tokens, past = inputs
-    feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
-    return [torch.from_numpy(output) for output in session.run(None, feed)]
 
 
 def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:

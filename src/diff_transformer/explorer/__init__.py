@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
 from diff_transformer._version import CHECKOUT
 from diff_transformer.explorer.explored_model import (
     ExploredModel,
@@ -12,6 +14,7 @@ from diff_transformer.explorer.explored_model import (
     WordVocabulary,
 )
 from diff_transformer.explorer.explorer import Example, Explorer, Side
+from diff_transformer.explorer.images import image_explorer
 from diff_transformer.explorer.trace import Answer
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ __all__ = [
     "Vocabulary",
     "WordVocabulary",
     "explore",
+    "explore_images",
+    "image_explorer",
 ]
 
 
@@ -59,11 +64,7 @@ def explore(
     Examples:
         >>> explore(model, tokenizer, "Call me Ishmael.")  # doctest: +SKIP
     """
-    try:
-        from diff_transformer.explorer.widget import ExplorerWidget
-    except ModuleNotFoundError as error:
-        message = f'explore needs {error.name}, which is not installed: pip install ".[explore]" {CHECKOUT}'
-        raise ModuleNotFoundError(message, name=error.name) from None
+    widget = _widget()
     left = Side(ExploredModel(model, "model"), _vocabulary(tokenizer))
     if not left.model.subtracts:
         raise ValueError(
@@ -71,13 +72,40 @@ def explore(
         )
     tokens = left.vocabulary.encode(text)
     left.model.check_tokens(tokens)
-    place = None
-    if answer is not None:
-        place = Answer.read(dict(zip(("query", "begin", "end"), answer, strict=True)), len(tokens))
+    place = None if answer is None else dict(zip(("query", "begin", "end"), answer, strict=True))
+    examples = [Example("The first text", text, Answer.read(place, len(tokens)))]
     right = None
     if compare is not None:
         right = Side(ExploredModel(compare, "compared"), _vocabulary(compare_tokenizer or tokenizer))
-    return ExplorerWidget(Explorer(left, right, [Example("The first text", text, place)]))
+    return widget(Explorer(left, right, examples))
+
+
+def explore_images(
+    model: nn.Module,
+    images: Tensor,
+    classes: Sequence[str] = (),
+    *,
+    compare: nn.Module | None = None,
+    grid: tuple[int, int] | None = None,
+) -> "ExplorerWidget":
+    """Show the attention maps of a vision Transformer in a notebook, over the patches, with λ under the reader's hand.
+
+    The arguments and errors are those of :func:`image_explorer`. Without a notebook, ``explorer.page.recorded_page``
+    makes a page of what it returns.
+
+    Examples:
+        >>> explore_images(from_timm(model), images)  # doctest: +SKIP
+    """
+    return _widget()(image_explorer(model, images, classes, compare=compare, grid=grid))
+
+
+def _widget() -> "type[ExplorerWidget]":
+    try:
+        from diff_transformer.explorer.widget import ExplorerWidget
+    except ModuleNotFoundError as error:
+        message = f'explore needs {error.name}, which is not installed: pip install ".[explore]" {CHECKOUT}'
+        raise ModuleNotFoundError(message, name=error.name) from None
+    return ExplorerWidget
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

@@ -1,23 +1,21 @@
-"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is; and reads its text.
-
-Ours can run with another λ. transformers' DiffLlama is converted to ours first, so that it can, too. Any other causal
-language model of transformers gives the attention weights that it returns.
-"""
+"""Runs a causal language model over a text with any λ and leaves a trace, whichever model it is; and reads its text."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert import as_our_model
 from diff_transformer.explorer.trace import Maps, RecomputedMaps, ReturnedMaps, Trace
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import attention_implementation
+from diff_transformer.nn import Attention
 from diff_transformer.utils.suggestions import did_you_mean, quoted
 from diff_transformer.utils.token_texts import TokenNames
 
@@ -79,13 +77,18 @@ class LambdaSettings:
 LEARNED = LambdaSettings()
 
 
+def attentions_of(model: nn.Module) -> list[Any]:
+    """Return the attention of each layer, of a model with that of this package."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
 @contextmanager
-def replaced_lambdas(model: Any, settings: LambdaSettings, heads: int) -> Iterator[None]:
-    """Make a DIFF or DIFF V2 model compute with the λ of the settings, in all of its attention implementations.
+def replaced_lambdas(model: nn.Module, settings: LambdaSettings, heads: int) -> Iterator[None]:
+    """Make a differential model compute with the λ of the settings, in all of its attention implementations.
 
     The model is changed while this lasts, so no other thread may use it.
     """
-    attentions = [layer.self_attn for layer in model.model.layers] if settings else []
+    attentions = attentions_of(model) if settings else []
     try:
         for number, attention in enumerate(attentions, start=1):
             values = settings.of_layer(number, heads)
@@ -105,13 +108,6 @@ def _mixed_lambda(learned: Any, values: Sequence[float | None], factor: float, h
     return torch.where(given.isnan(), own, given)
 
 
-def subtracts(config: Any) -> bool:
-    """Return whether each head of a model with this configuration has two maps that are subtracted."""
-    if isinstance(config, DiffTransformerConfig):
-        return config.spec.differential
-    return config.model_type == "diffllama"
-
-
 class ExploredModel:
     """A model of which the explorer shows the maps.
 
@@ -124,34 +120,52 @@ class ExploredModel:
         layers, heads, kv_heads: how many there are, heads as the layer computes them: a DIFF layer has half as many
             as the Transformer.
         subtracts: whether each head has two maps.
-        noise_heads: how many second maps a layer has, if groups of heads share them; else None. The signal heads of
-            noise head 1 are heads 1 … r.
+        noise_heads: how many second maps a layer has, if groups of heads share them; else None.
         lambda_per_token: whether the learned λ differs from token to token (DIFF V2, token_lambda).
         most_tokens: the longest text.
+        grid: rows and columns of the patches of an image; None for a model that reads text.
     """
+
+    grid: tuple[int, int] | None = None
+    is_causal = True
+    noise_heads: int | None = None
+    attentions: Sequence[Any] = ()  # of which the maps are recomputed; else the model returns them
 
     def __init__(self, model: Any, name: str) -> None:
         if model.config.model_type == "diffllama":
             model = as_our_model(model)
         self.model, self.name = model.eval(), name
         config = model.config.get_text_config()
-        self.is_ours = isinstance(model, DiffTransformerForCausalLM)
-        spec = model.config.spec if self.is_ours else None
-        self.label = spec.label if spec else type(model).__name__.removesuffix("ForCausalLM")
-        self.layers = config.num_hidden_layers
-        self.subtracts = subtracts(config)
-        self.lambda_per_token = spec is not None and model.config.has_token_lambda
-        self.heads = config.num_attention_heads
-        self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
-        self.noise_heads = spec.noise_heads(model.config) if spec else None
-        if spec:
-            if self.noise_heads is not None:
-                ratio = spec.heads(model.config) // self.noise_heads
-                self.label += f", {ratio} signal heads to a noise head"
-            self.heads, self.kv_heads = spec.heads(model.config), spec.key_heads(model.config)
         self.vocab_size = config.vocab_size
-        longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
-        self.most_tokens = min(MOST_TOKENS, longest)
+        self.most_tokens = min(MOST_TOKENS, getattr(config, "max_position_embeddings", None) or MOST_TOKENS)
+        if isinstance(model, DiffTransformerForCausalLM):
+            self._read_layers()
+            return
+        self.label = type(model).__name__.removesuffix("ForCausalLM")
+        self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
+        self.subtracts = self.lambda_per_token = False
+
+    def _read_layers(self) -> None:
+        """Take kind and number of heads from the layers' attention, which must be this package's."""
+        self.attentions = attentions_of(self.model)
+        if not self.attentions:
+            raise ValueError(f"model must have attention of this package in it, got {type(self.model).__name__}.")
+        first = self.attentions[0]
+        if len({(type(one), one.o_proj.in_features, one.num_key_value_groups) for one in self.attentions}) > 1:
+            raise ValueError(f"the layers of {self.name} must have one type of attention, with as many heads in each.")
+        kinds = {kind.layer_class(): kind for kind in ATTENTION_TYPES.values()}
+        spec = next((kinds[each] for each in type(first).__mro__ if each in kinds), None)
+        if spec is None:
+            raise ValueError(f"the attention must be of one of this package's types, got {type(first).__name__}.")
+        self.label, self.subtracts = spec.label, spec.differential
+        self.lambda_per_token = spec.differential and hasattr(first, "lambda_proj")
+        self.layers, self.heads = len(self.attentions), first.o_proj.in_features // first.value_width
+        noise_heads = self.heads // first.ratio if spec.differential else 0
+        self.kv_heads = (self.heads + noise_heads) // first.num_key_value_groups
+        if spec.grouped:
+            self.noise_heads = noise_heads
+            self.label += f", {first.ratio} signal heads to a noise head"
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse, with a sentence, no tokens, more than the model or the explorer takes, and unknown ones."""
@@ -187,11 +201,16 @@ class ExploredModel:
         """
         self.check(tokens, settings)
         input_ids = torch.tensor([list(tokens)], device=self.model.device)
-        return self._recomputed(input_ids, settings) if self.is_ours else self._returned(input_ids)
+        if not self.attentions:
+            return self._returned(input_ids)
+        output, maps = self._run(self.model.model, settings, input_ids=input_ids, use_cache=False)
+        # A part at a time: the logits of all positions would be many times as large as all else.
+        logits = map(self.model.lm_head, output.last_hidden_state[0].split(_LOGITS_AT_ONCE))
+        return _trace_of(input_ids[0], logits, maps)
 
     def takes_long(self, runs: int, tokens: Sequence[int]) -> bool:
         """Return whether so many runs over a text are too much work for somebody who waits for an answer."""
-        return runs * len(tokens) * self.model.num_parameters() > LONG_WORK
+        return runs * len(tokens) * sum(weights.numel() for weights in self.model.parameters()) > LONG_WORK
 
     def most_changed_head(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the layer, and in it the head, counted from 1, whose λ = 0 changes the next prediction most.
@@ -223,26 +242,32 @@ class ExploredModel:
         taken = (learned - off)[first:]
         return first + int(taken.argmax()) + 1 if taken.max() > 0 else len(tokens)
 
-    def _recomputed(self, input_ids: Tensor, settings: LambdaSettings) -> Trace:
-        decoder = self.model.model
-        with replaced_lambdas(self.model, settings, self.heads):
-            output = decoder(input_ids=input_ids, use_cache=False, output_hidden_states=True)
-            attentions = [layer.self_attn for layer in decoder.layers]
-            normed = [
-                layer.input_layernorm(states)
-                for layer, states in zip(decoder.layers, output.hidden_states, strict=False)  # and one after the last
-            ]
-            lambdas = [attention.lambdas(x) for attention, x in zip(attentions, normed, strict=True)]
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
-        tables = decoder.rotary_emb(normed[0], position_ids=positions)
-        means = None
-        if self.subtracts:
-            shape = (1, self.heads, input_ids.shape[1])
-            means = torch.stack([lam.expand(shape).mean((0, 2)) for lam in lambdas]).cpu()
-        tokens, maps = input_ids[0], RecomputedMaps(attentions, normed, lambdas, tables)
-        # A part at a time: the logits of all positions would be many times as large as all else.
-        logits = map(self.model.lm_head, output.last_hidden_state[0].split(_LOGITS_AT_ONCE))
-        return _trace_of(tokens, logits, means, maps)
+    @torch.no_grad()
+    def _run(
+        self, module: nn.Module, settings: LambdaSettings, *inputs: Tensor, **named: Any
+    ) -> tuple[Any, RecomputedMaps]:
+        """Return the output of the model, or of the part with its layers, with the λ of the settings; and the maps."""
+        calls: list[tuple[nn.Module, Tensor, Any]] = []
+
+        def keep(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            calls.append((module, *self._layer_inputs(*inputs, **named)))
+
+        with ExitStack() as hooks, replaced_lambdas(self.model, settings, self.heads):
+            for attention in self.attentions:
+                hooks.enter_context(attention.register_forward_pre_hook(keep, with_kwargs=True))
+            output = module(*inputs, **named)
+            if [attention for attention, *_ in calls] != self.attentions:
+                raise ValueError(f"{self.name} must call each attention once in a run, in the order of its modules.")
+            _, normed, positions = zip(*calls, strict=True)
+            pairs = zip(self.attentions, normed, strict=True) if self.subtracts else ()
+            lambdas = [attention.lambdas(x).expand(1, self.heads, x.shape[1]) for attention, x in pairs]
+        return output, RecomputedMaps(self.attentions, normed, positions, lambdas, self.is_causal)
+
+    def _layer_inputs(
+        self, hidden_states: Tensor, position_embeddings: Any = None, *_: Any, **__: Any
+    ) -> tuple[Tensor, Any]:
+        """Return the arguments of an attention's call from which it projects queries and keys."""
+        return hidden_states, position_embeddings
 
     def _returned(self, input_ids: Tensor) -> Trace:
         size = self.layers * self.heads * input_ids.shape[1] ** 2 * self.model.dtype.itemsize
@@ -255,21 +280,17 @@ class ExploredModel:
             output = self.model(input_ids=input_ids, use_cache=False, output_attentions=True)
         if not output.attentions or any(layer is None for layer in output.attentions):
             raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
-        return _trace_of(
-            input_ids[0],
-            output.logits[0].split(_LOGITS_AT_ONCE),
-            None,
-            ReturnedMaps([layer[0] for layer in output.attentions]),
-        )
+        maps = ReturnedMaps([layer[0] for layer in output.attentions])
+        return _trace_of(input_ids[0], output.logits[0].split(_LOGITS_AT_ONCE), maps)
 
 
-def _trace_of(tokens: Tensor, logits: Iterable[Tensor], lambdas: Tensor | None, maps: Maps) -> Trace:
+def _trace_of(tokens: Tensor, logits: Iterable[Tensor], maps: Maps) -> Trace:
     losses, following = [], torch.empty(0)
     for part, answers in zip(logits, tokens.roll(-1).split(_LOGITS_AT_ONCE), strict=True):
         known = part.to(torch.promote_types(part.dtype, torch.float32)).log_softmax(-1)
         losses.append(-known.gather(1, answers.unsqueeze(1)).squeeze(1))
         following = known[-1]
-    return Trace(tuple(tokens.tolist()), following.cpu(), torch.cat(losses)[:-1].cpu(), lambdas, maps)
+    return Trace(tuple(tokens.tolist()), following.cpu(), torch.cat(losses)[:-1].cpu(), maps)
 
 
 class TokenizerVocabulary:
@@ -279,7 +300,7 @@ class TokenizerVocabulary:
     note = ""  # a hint on how to write a text
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.words = tokenizer, tokenizer.get_vocab()  # the tokens by their names
         self._names = TokenNames(tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -302,14 +323,7 @@ class TokenizerVocabulary:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
-        if not tokens:
-            return ""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    @property
-    def words(self) -> dict[str, int]:
-        """The tokens by their names."""
-        return dict(self.tokenizer.get_vocab())
 
 
 class WordVocabulary:

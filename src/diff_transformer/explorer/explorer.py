@@ -1,8 +1,4 @@
-"""Answers the page's questions about one or two models. Each question carries all that it depends on.
-
-A question is an object as JSON has it, from anybody: whatever does not fit is refused with a sentence (ValueError).
-Recent runs are kept, so that a question about another head of the same text does not run the model again.
-"""
+"""Answers the page's questions about one or two models (docs/explorer.md), or refuses them with a ValueError."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +22,7 @@ SHOWN_TOKENS = 10  # of a distribution
 STRIP_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of λ, at which the strip is measured
 # Attributes of a model that the page reads.
 _DESCRIBED: tuple[str, ...] = ("name", "label", "layers", "heads", "kv_heads", "noise_heads")
-_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens")
+_DESCRIBED += ("subtracts", "lambda_per_token", "most_tokens", "grid")
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64
 _BATCH = 64  # of the task's questions are answered at once
@@ -44,11 +40,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Example:
-    """A text to begin with, and the place of the answer to its question, if it asks one."""
+    """A text to begin with, and the place of the answer to its question, if it asks one; or an image.
+
+    Attributes:
+        picture: address of the image whose title the text is (a data URL).
+    """
 
     title: str
     text: str
     answer: Answer | None = None
+    picture: str | None = None
 
 
 class Explorer:
@@ -95,16 +96,12 @@ class Explorer:
     def describe(self) -> dict[str, Any]:
         """Return the page's first data: the models, their sizes, and the examples."""
         left, *rest = self.sides.values()
-        models = {
-            name: {
-                **{field: getattr(side.model, field) for field in _DESCRIBED},
-                "between": side.vocabulary.between,
-                "note": side.vocabulary.note,
-            }
-            for name, side in self.sides.items()
-        }
         return {
-            "models": models,
+            "models": {
+                name: {field: getattr(side.model, field) for field in _DESCRIBED}
+                | {"between": side.vocabulary.between, "note": side.vocabulary.note}
+                for name, side in self.sides.items()
+            },
             "shared_vocabulary": any(left.vocabulary.words == side.vocabulary.words for side in rest),
             "examples": [_example_json(example) for example in self.examples],
             "draws_examples": bool(self.task_questions),
@@ -141,18 +138,16 @@ class Explorer:
                 "pieces": side.vocabulary.pieces(tokens),
                 "next": self._next(side, tokens, learned, now),
                 "divergence": learned.divergence(now),
-                "loss": now.loss,
-                "learned_loss": learned.loss,
                 "learned_lambdas": None if learned.lambdas is None else learned.lambdas.tolist(),
             }
-            if answer is not None:
-                layers = side.model.layers
-                result["answer_share"] = answer_shares(now.maps, layers, answer).mean().item()
-                result["learned_answer_share"] = answer_shares(learned.maps, layers, answer).mean().item()
-                if answer.query == len(tokens) - 1:
-                    token = tokens[answer.begin]
-                    result["answer_probability"] = now.next_log_probabilities[token].exp().item()
-                    result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
+            for prefix, trace in (("", now), ("learned_", learned)):
+                result[f"{prefix}loss"] = trace.loss
+                if answer is not None:
+                    shares = answer_shares(trace.maps, side.model.layers, answer)
+                    result[f"{prefix}answer_share"] = shares.mean().item()
+                    if answer.query == len(tokens) - 1:
+                        known = trace.next_log_probabilities[tokens[answer.begin]]
+                        result[f"{prefix}answer_probability"] = known.exp().item()
             if picture:
                 result["heads"] = head_numbers(now, side.model.layers, side.model.heads, answer, picture)
         return result
@@ -164,7 +159,7 @@ class Explorer:
         text, or without an answer of the likeliest token with the learned λ, "piece": that token}. The value is null if
         the model and the text are so large that the whole strip would take long.
         """
-        settings = LambdaSettings.read({"factor": question.get("factor")})
+        settings = LambdaSettings.read({"factor": _field(question, "factor")})
         model = self.sides["left"].model
         with self._running:
             if self.floor is not None:
@@ -193,7 +188,8 @@ class Explorer:
         first_row = _whole(question, "first_row", 0, len(tokens) - 1, 0)
         with self._running:
             trace = self._trace(name, tokens, settings)
-            return encode_maps(trace.maps.of(layer - 1, slice(head - 1, head), first_row), first_row)
+            of_head = trace.maps.of(layer - 1, slice(head - 1, head), first_row)
+            return encode_maps(of_head, first_row, trace.maps.is_causal)
 
     def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
@@ -217,12 +213,12 @@ class Explorer:
         return {"token": token}
 
     def _read(self, question: Mapping[str, Any]) -> tuple[str, Side, list[int], LambdaSettings]:
-        if not isinstance(question, Mapping):
-            raise ValueError("A question must be a JSON object.")
-        name = question.get("side", "left")
+        name = _field(question, "side", "left")
         if not isinstance(name, str) or name not in self.sides:
             raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {quoted(name, 40)}.")
         side = self.sides[name]
+        if side.model.grid is not None and question.get("answer") is not None:
+            raise ValueError("An image has no answer.")
         tokens, append = question.get("tokens"), question.get("append", [])
         if (question.get("text") is None) == (tokens is None):
             raise ValueError('A question has either "text" or "tokens".')
@@ -263,7 +259,8 @@ class Explorer:
                 )
         self._kept[key] = trace  # behind all others
         while len(self._kept) > 2 and (
-            len(self._kept) > _KEPT_TRACES or sum(kept.maps.bytes for kept in self._kept.values()) > _KEPT_BYTES
+            len(self._kept) > _KEPT_TRACES
+            or sum(held.nbytes for kept in self._kept.values() for held in kept.maps.held) > _KEPT_BYTES
         ):
             del self._kept[next(iter(self._kept))]
         return trace
@@ -285,12 +282,17 @@ class Explorer:
 
 
 def _example_json(example: Example) -> dict[str, Any]:
-    places = None if example.answer is None else asdict(example.answer)
-    return {"title": example.title, "text": example.text, "answer": places}
+    return {name: value for name, value in asdict(example).items() if name != "picture" or value is not None}
+
+
+def _field(question: Any, name: str, default: Any = None) -> Any:
+    if not isinstance(question, Mapping):
+        raise ValueError("A question must be a JSON object.")
+    return question.get(name, default)
 
 
 def _whole(question: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:
-    value = question.get(name)
+    value = _field(question, name)
     if value is None and default is not None:
         return default
     if type(value) is not int or not least <= value <= most:

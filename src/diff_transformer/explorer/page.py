@@ -1,14 +1,12 @@
 """Puts the page together: one HTML file with its style, its code and its data, which loads nothing else.
 
-A recorded page has one text and all answers about it, so that it works from disk without a server or a network. It
-computes A1 − λA2 of each head for any λ from the maps of the learned one. Predictions are recorded for steps of the
-factor of all λ, and of the λ of each layer and head. The models' continuations are recorded with the learned λ.
+docs/explorer.md says what a recorded page, which has no server, holds and what it computes.
 """
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +43,21 @@ def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
     # No text of the data can end its element, as none of its characters is a "<".
     embedded = json.dumps(data, allow_nan=False, ensure_ascii=True).replace("<", "\\u003c")
     safe_title = title.replace("&", "&amp;").replace("<", "&lt;")
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en">',
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            '<meta name="referrer" content="no-referrer">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{safe_title}</title>",
-            f"<style>{style}</style>",
-            '<div id="explorer"></div>',
-            f'<script type="application/json" id="explorer-data">{embedded}</script>',
-            f'<script type="module">{script}</script>',
-            "</html>",
-            "",
-        )
-    )
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<title>{safe_title}</title>
+<style>{style}</style>
+<div id="explorer"></div>
+<script type="application/json" id="explorer-data">{embedded}</script>
+<script type="module">{script}</script>
+</html>
+"""
 
 
 def recorded_page(explorer: Explorer) -> str:
@@ -77,7 +71,18 @@ def recorded_page(explorer: Explorer) -> str:
         raise ValueError("A page needs a text; the explorer has no example.")
     example = described["examples"][0]
     length = len(explorer.run({"text": example["text"]})["tokens"])
-    _check_size(described["models"].values(), length + WRITTEN)
+    is_image = described["models"]["left"]["grid"] is not None
+    length += 0 if is_image else WRITTEN
+    weights = length * length if is_image else length * (length + 1) // 2
+    size = sum(
+        model["layers"] * model["heads"] * weights * (4 if model["subtracts"] else 2) * 4 // 3
+        for model in described["models"].values()
+    )
+    if size > LARGEST_PAGE:
+        raise ValueError(
+            f"The maps of {length:,} tokens take {size / 1e6:.0f} MB, and a page holds {LARGEST_PAGE / 1e6:.0f} MB; "
+            f"give a shorter --text ({WRITTEN} of its tokens are what the model writes after it), or smaller images."
+        )
     recorded = {}
     for side, model in described["models"].items():
         question = {"side": side, "text": example["text"]}
@@ -117,8 +122,10 @@ def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any
             at = {"heads" if "." in place else "layers": {place: value}}
             lambdas = {"factor": value} if place == "factor" else at
             moved[place].append({"value": value, "run": _shortened(explorer.run({**question, "lambdas": lambdas}))})
+    rollout = explorer.run({**question, "picture": 1})["heads"]["rollout"] if model["grid"] else None
     return {
         **{name: runs[-1][name] for name in _SHARED},
+        "rollout": _shortened(rollout),
         "maps": {place: base64.b64encode(data).decode() for place, data in maps.items()},
         "runs": [_shortened(run) for run in runs],
         "moved": moved,
@@ -132,16 +139,3 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, list):
         return [_shortened(part) for part in value]
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _check_size(models: Iterable[dict[str, Any]], length: int) -> None:
-    """Refuse maps of so many tokens if no browser would load them with pleasure."""
-    size = sum(
-        model["layers"] * model["heads"] * length * (length + 1) // 2 * (4 if model["subtracts"] else 2) * 4 // 3
-        for model in models
-    )
-    if size > LARGEST_PAGE:
-        raise ValueError(
-            f"The maps of {length:,} tokens take {size / 1e6:.0f} MB, and a page holds {LARGEST_PAGE / 1e6:.0f} MB; "
-            f"give a shorter --text ({WRITTEN} of the tokens are what the model writes after it)."
-        )

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -65,14 +65,27 @@ def make_app(
             ask = explorer.questions.get(request.path_params["question"])
             if ask is None:
                 raise HTTPException(404)
-            return await _answered(ask, request, thread)
+            try:
+                question = parse_json(await _body(request), "The question")
+                found = await asyncio.get_running_loop().run_in_executor(thread, ask, question)
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except asyncio.CancelledError:  # the server ends while a model computes
+                return Response(status_code=503)
+            except Exception:
+                traceback.print_exc()
+                message = "The explorer failed at this; the terminal that it was started from shows why."
+                return JSONResponse({"error": message}, status_code=500)
+            is_map = isinstance(found, bytes)
+            return Response(found, media_type="application/octet-stream") if is_map else JSONResponse(found)
 
         path = _path("{token}", name)
         return [Route(path, show, methods=["GET"]), Route(f"{path}api/{{question}}", answer, methods=["POST"])]
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return JSONResponse({"error": "There is nothing at this address."}, status_code=status)
+    async def refuse(request: Request, error: Any) -> Response:
+        return JSONResponse({"error": "There is nothing at this address."}, status_code=error.status_code)
 
     return Starlette(
         routes=[route for name, explorer in explorers.items() for route in routes(name, explorer)],
@@ -82,25 +95,6 @@ def make_app(
 
 def _path(token: str, name: str) -> str:
     return f"/{token}/{name}/" if name else f"/{token}/"
-
-
-async def _answered(ask: Callable[[Any], Any], request: Request, thread: Executor) -> Response:
-    try:
-        question = parse_json(await _body(request), "The question")
-        found = await asyncio.get_running_loop().run_in_executor(thread, ask, question)
-    except ValueError as error:
-        return JSONResponse({"error": str(error)}, status_code=400)
-    except ClientDisconnect:
-        return Response(status_code=400)
-    except asyncio.CancelledError:  # the server ends while a model computes
-        return Response(status_code=503)
-    except Exception:
-        traceback.print_exc()
-        message = "The explorer failed at this; the terminal that it was started from shows why."
-        return JSONResponse({"error": message}, status_code=500)
-    if isinstance(found, bytes):
-        return Response(found, media_type="application/octet-stream")
-    return JSONResponse(found)
 
 
 async def _body(request: Request) -> bytes:

@@ -1,8 +1,4 @@
-"""Holds the trace of one run of a model over a text; computes the maps of its heads, their numbers, pictures and bytes.
-
-Maps of all heads at once would take gigabytes at 2,048 tokens. A trace of one of our models keeps each layer's input,
-which is small, and computes a head's maps from it with ``diff_attention_maps``.
-"""
+"""Holds the trace of a model's run over a text; computes the maps of its heads, their numbers, pictures and bytes."""
 
 import base64
 import math
@@ -18,7 +14,7 @@ from torch.nn.functional import max_pool2d
 from diff_transformer.ops import diff_attention_maps
 from diff_transformer.utils.suggestions import quoted
 
-MAGIC = b"DTM1"  # of the binary form of a head's maps
+MAGIC = b"DTM2"  # of the binary form of a head's maps
 
 
 class HeadMaps(NamedTuple):
@@ -48,99 +44,88 @@ class RecomputedMaps:
 
     Attributes:
         attentions: the attention of each layer.
-        normed: the input of each, (1, N, D).
-        lambdas: λ of each layer in this run, broadcastable to (1, H, N), or None.
-        position_embeddings: cos and sin.
+        held: the input of each, (1, N, D).
+        positions: cos and sin that each was given, or None.
+        lambdas: λ of each in this run, (1, H, N); none if nothing is subtracted.
+        is_causal: whether a token sees those before it alone.
     """
 
     attentions: Sequence[Any]
-    normed: Sequence[Tensor]
-    lambdas: Sequence[Tensor | None]
-    position_embeddings: tuple[Tensor, Tensor]
+    held: Sequence[Tensor]
+    positions: Sequence[tuple[Tensor, Tensor] | None]
+    lambdas: Sequence[Tensor]
+    is_causal: bool
     _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        attention, lam = self.attentions[layer], self.lambdas[layer]
-        queries, keys = self._projected(layer)
-        if lam is None:  # the one query of a head stands for both
+        attention, normed = self.attentions[layer], self.held[layer]
+        if layer not in self._last:  # as one head after another is asked for
+            projected = attention.resolve_latents(*attention.project(normed, self.positions[layer]))
+            self._last.clear()
+            self._last[layer] = projected[:2]
+        queries, keys = self._last[layer]
+        if not self.lambdas:  # the one query of a head stands for both
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         else:
             q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
             k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, N, d)
-        ratio, length = attention.ratio, q.shape[3]
+        ratio = attention.ratio
         count = q.shape[1] * ratio
         chosen = torch.arange(count, device=q.device)[heads]
         group = chosen // ratio
         q = torch.stack((q[:, group, chosen % ratio], q[:, group, -1]), dim=2)
-        lam = None if lam is None else lam.expand(1, count, length)[:, chosen, first_row:]
+        lam = self.lambdas[layer][:, chosen, first_row:] if self.lambdas else None
         maps = diff_attention_maps(
             q[:, :, :, first_row:],
             k[:, chosen // (count // k.shape[1])],
             0.0 if lam is None else lam,
-            is_causal=True,
+            is_causal=self.is_causal,
             scale=attention.scaling,
-            window=attention.sliding_window,
+            window=getattr(attention, "sliding_window", None),  # which a layer outside of our models has not
         )
-        if (weight := attention.signal_weights(self.normed[layer])) is not None:
+        if (weight := attention.signal_weights(normed)) is not None:
             maps[0].mul_(weight[:, chosen, first_row:].unsqueeze(-1))
         return HeadMaps(maps[0][0], None, None) if lam is None else HeadMaps(maps[0][0], maps[1][0], lam[0])
 
-    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Project queries and keys of a layer; the last ones are kept, as one head after another is asked for."""
-        if layer not in self._last:
-            attention = self.attentions[layer]
-            queries, keys, _ = attention.resolve_latents(
-                *attention.project(self.normed[layer], self.position_embeddings)
-            )
-            self._last.clear()
-            self._last[layer] = queries, keys
-        return self._last[layer]
 
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.normed)
-
-
-@dataclass(frozen=True, eq=False)
-class ReturnedMaps:
+class ReturnedMaps(NamedTuple):
     """The maps that a model of transformers returned, each (A, N, N) of a layer."""
 
-    layers: Sequence[Tensor]
+    held: Sequence[Tensor]
+    lambdas: Sequence[Tensor] = ()
+    is_causal: bool = True
 
     def of(self, layer: int, heads: slice, first_row: int = 0) -> HeadMaps:
         """Return the maps of some heads of a layer, both counted from 0, from a row on."""
-        maps = self.layers[layer][heads, first_row:]
+        maps = self.held[layer][heads, first_row:]
         return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
-
-    @property
-    def bytes(self) -> int:
-        """The memory that is held for them."""
-        return sum(x.nbytes for x in self.layers)
 
 
 Maps: TypeAlias = RecomputedMaps | ReturnedMaps
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(NamedTuple):
     """One run over N tokens.
 
     Attributes:
         tokens: N of them.
         next_log_probabilities: (V,), of the token after the last.
         token_losses: (N − 1,) in nats, of the tokens from the second on.
-        lambdas: mean over the tokens of each head's λ, (layers, H); None for ordinary attention.
         maps: the maps of any head.
     """
 
     tokens: tuple[int, ...]
     next_log_probabilities: Tensor
     token_losses: Tensor
-    lambdas: Tensor | None
     maps: Maps
+
+    @property
+    def lambdas(self) -> Tensor | None:
+        """Mean over the tokens of each head's λ, (layers, H); None for ordinary attention."""
+        means = [lam.mean((0, 2)) for lam in self.maps.lambdas]
+        return torch.stack(means).cpu() if means else None
 
     @property
     def loss(self) -> float | None:
@@ -154,28 +139,23 @@ class Trace:
         return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
 
 
-def encode_maps(maps: HeadMaps, first_row: int) -> bytes:
+def encode_maps(maps: HeadMaps, first_row: int, is_causal: bool = True) -> bytes:
     """Write the maps of one head, (1, N − R, N) with R = ``first_row``, as web/src/decode.js reads them.
 
-    Little-endian, without padding: "DTM1"; as uint32 N, the first row R, and the number of maps M, 1 or 2; if M is 2, λ
-    of each row in float32; then for each map its rows R … N − 1 in float16, of row i the i + 1 weights that causality
-    allows.
+    Little-endian, without padding: "DTM2"; as uint32 N, the first row R, the number of maps M, 1 or 2, and 1 if they
+    are causal, else 0; if M is 2, λ of each row in float32; then for each map its rows R … N − 1 in float16, of row i
+    the i + 1 weights that causality allows, or all N.
 
     A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 if it is smaller than 6e-5.
     """
     length = maps.first.shape[-1]
     each = [maps.first] if maps.second is None else [maps.first, maps.second]
-    parts = [struct.pack("<4sIII", MAGIC, length, first_row, len(each))]
+    parts = [struct.pack("<4sIIII", MAGIC, length, first_row, len(each), is_causal)]
     if maps.lam is not None:
-        parts.append(_little_endian(maps.lam[0].to(torch.float32)))
-    rows, columns = torch.tril_indices(length - first_row, length, offset=first_row)
-    parts += [_little_endian(weights[0].cpu()[rows, columns].to(torch.float16)) for weights in each]
+        parts.append(maps.lam[0].float().cpu().numpy().astype("<f4").tobytes())
+    sent = torch.ones(length - first_row, length, dtype=torch.bool).tril(first_row if is_causal else length)
+    parts += [weights[0].cpu()[sent].half().numpy().astype("<f2").tobytes() for weights in each]
     return b"".join(parts)
-
-
-def _little_endian(tensor: Tensor) -> bytes:
-    array = tensor.cpu().numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 @dataclass(frozen=True)
@@ -218,7 +198,7 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
         Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0); the row sums of A1 are 1. None for ordinary attention.
         "on_answer": the share of the answer's row that lies on it (`answer_shares`); None without one. "pictures": of
         each head the map pooled to at most size × size and scaled to −127 … 127, as int8 in base64; "picture_size":
-        their side.
+        their side. "rollout": of maps that are not causal, as :func:`rollout`; else None.
     """
     pixel = -(-len(trace.tokens) // size)
     removed, extremes = [], []
@@ -230,20 +210,20 @@ def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, s
             if maps.second is not None:
                 taken = maps.first.sum(-1) - difference.clamp(min=0).sum(-1)
                 removed.append(taken.clamp(min=0).mean().item())
-    pictures = pictures_of(torch.cat(extremes))
+    pictures = pictures_of(torch.cat(extremes), trace.maps.is_causal)
     return {
         "removed": [removed[heads * layer : heads * (layer + 1)] for layer in range(layers)] if removed else None,
         "on_answer": None if answer is None else answer_shares(trace.maps, layers, answer).tolist(),
+        "rollout": None if trace.maps.is_causal else rollout(trace.maps, layers).round(decimals=6).tolist(),
         "picture_size": pictures.shape[-1],
         "pictures": base64.b64encode(pictures.numpy().tobytes()).decode(),
     }
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
-    """Return the share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
+    """Return the share of the query's absolute weights that lies on the answer, (layers, H): Table 3's measure.
 
-    This is the measure "attention_to_answer_share" of `diff-lab reproduce table3`, head by head. A row without
-    any weight, as λ = 1 can leave, gives 0.
+    A row without any weight, as λ = 1 can leave, gives 0.
     """
     rows = [maps.of(layer, slice(None), answer.query) for layer in range(layers)]
     sizes = torch.stack([row.difference[:, 0].abs().cpu() for row in rows])
@@ -251,22 +231,28 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
     return sizes[..., answer.begin : answer.end].sum(-1) / whole.where(whole > 0, torch.ones_like(whole))
 
 
-def pooled(maps: Tensor, pixel: int) -> Tensor:
-    """Pool (H, N, N) to (H, ⌈N / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign.
+def rollout(maps: Maps, layers: int) -> Tensor:
+    """Return attention rollout (docs/explorer.md): how much of each token reaches each through all layers, (N, N)."""
+    reached = itself = torch.eye(maps.held[0].shape[-2], dtype=torch.float64)
+    for layer in range(layers):
+        sizes = maps.of(layer, slice(None)).difference.abs().cpu()
+        shares = (sizes / sizes.sum(-1, keepdim=True).clamp(min=1e-12)).mean(0)
+        reached = (shares + itself) / 2 @ reached
+    return reached
 
-    A mean would hide the single bright token that a head looks at.
-    """
+
+def pooled(maps: Tensor, pixel: int) -> Tensor:
+    """Pool (H, N, N) to (H, ⌈N / pixel⌉, ⌈N / pixel⌉): of pixel × pixel weights the largest in size, with its sign."""
     highest, lowest = max_pool2d(maps, pixel, ceil_mode=True), -max_pool2d(-maps, pixel, ceil_mode=True)
     return torch.where(highest >= -lowest, highest, lowest)
 
 
-def pictures_of(extremes: Tensor) -> Tensor:
-    """Turn pooled maps (H, P, P) into pictures of int8.
+def pictures_of(extremes: Tensor, is_causal: bool = True) -> Tensor:
+    """Turn pooled maps (H, P, P) into pictures of int8, ±127 · √(weight / scale); docs/explorer.md says why so.
 
-    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 if the
-    weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few tokens
-    to attend to, and their weights, up to 1, would leave no shades for the others.
+    The scale is the largest weight, of causal maps but for the first quarter of the rows. Where a weight is larger, it
+    is ±127.
     """
-    scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
+    scale = extremes[:, extremes.shape[1] // 4 if is_causal else 0 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)
     return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8)

@@ -118,6 +118,15 @@ class Request(NamedTuple):
         return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
 
 
+def constant_when_compiled(function: Any) -> Any:
+    """Mark a function whose answer torch.compile takes as a constant.
+
+    ``torch.compiler.assume_constant_result`` sets this mark, and imports torch._dynamo: half of the operator's import.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
 def is_eager(*tensors: Tensor | None) -> bool:
     """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass is at
     work.

@@ -1,6 +1,7 @@
 """Says which requests each backend can run, or why not, and which backend ``auto`` takes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from diff_transformer.ops.cpu.cpu_backend import (
     reason_against_cpu_kernel,
 )
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
-from diff_transformer.ops.flash import auto_takes_fa4, fa4_attention, fa4_log_sums, reason_against_fa4
+from diff_transformer.ops.flash import PACKAGES, auto_takes_fa4, fa4_log_sums, flash_attention, reason_against_flash
 from diff_transformer.ops.flex import flex_attention_backend, reason_against_flex
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
@@ -44,12 +45,13 @@ _BACKENDS = {
     "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path, log_sums=cpu_log_sums),
     "triton": Backend(triton_attention, fuses_norm=True, log_sums=triton_log_sums),
-    "fa4": Backend(fa4_attention, fuses_norm=True, log_sums=fa4_log_sums),
+    **{name: Backend(partial(flash_attention, name), fuses_norm=True) for name in ("fa2", "fa3")},
+    "fa4": Backend(partial(flash_attention, "fa4"), fuses_norm=True, log_sums=fa4_log_sums),
 }
 BACKENDS = tuple(_BACKENDS)
 _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
-_OPAQUE = ("blockwise", "flex", "cpu", "triton", "fa4")
+_OPAQUE = ("blockwise", "flex", "cpu", "triton", *PACKAGES)
 
 
 def _is_transformed() -> bool:
@@ -78,8 +80,8 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
         return reason_against_flex(request)
     if backend == "triton":
         return reason_against_triton(request)
-    if backend == "fa4":
-        return reason_against_fa4(request)
+    if backend in PACKAGES:
+        return reason_against_flash(backend, request)
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
     return reason_against_dtype(q.dtype) if backend == "cpu" else None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import (
     Request,
+    constant_when_compiled,
     is_block_mask,
     is_eager,
     key_ranges,
@@ -58,7 +59,7 @@ def reason_against_flex(request: Request) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _cpu_has_vectors() -> bool:
     """Return whether torch lowers FlexAttention for this processor."""
     return (

@@ -126,8 +126,9 @@ def diff_attention(
             (w · softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V. 1 unless given.
         return_lse: return the logarithms of both softmaxes' sums, too; not with a BlockMask.
         backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
-            bfloat16 and float16, compiled on first use), "triton" (fused kernels for CUDA) or "fa4" (FlashAttention-4,
-            where the package flash-attn-4 is installed). A backend asked for by name runs or raises.
+            bfloat16 and float16, compiled on first use), "triton" (fused kernels for CUDA), or "fa2", "fa3" or "fa4"
+            (FlashAttention, where flash-attn, flash-attn-3 or flash-attn-4 is installed). A backend asked for by name
+            runs or raises.
 
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.attention_request import Request, constant_when_compiled
 
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
@@ -40,7 +40,7 @@ class SdpaPlan(NamedTuple):
     repeat_keys: bool = False  # every query head gets a key head of its own
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def sdpa_plan(*fields: Any) -> SdpaPlan:
     """Return the plan of an :class:`SdpaCase` with these fields, found by asking torch's kernels."""
     case = SdpaCase(*fields)

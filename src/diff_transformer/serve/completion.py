@@ -24,34 +24,10 @@ from diff_transformer.utils.suggestions import quoted
 from diff_transformer.utils.token_texts import READ_BEFORE, NewToken, TokenNames, TokenTexts, decoded
 
 Logprobs = dict[str, list[Any]]
-Put = Callable[[int | Exception | None], None]
+Put = Callable[[int | Exception | None], object]
 # Below it the most likely token is taken: logits divided by less may be infinite.
 LOWEST_TEMPERATURE = 1e-5
 MOST_IN_A_BATCH = 16
-
-
-@dataclass(eq=False)
-class _Job:
-    """A prompt whose continuation waits for its turn, or is in it."""
-
-    prompt: list[int]
-    config: GenerationConfig
-    seed: int | None
-    put: Put
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    count: int = 0  # of its new tokens
-
-    @property
-    def kind(self) -> object:
-        """What the jobs of one batch have in common: how tokens are chosen. One with a seed stands alone."""
-        return self if self.seed is not None else self.config.to_dict() | {"max_new_tokens": None}
-
-    def take(self, token: int) -> bool:
-        """Hand on a token, and say whether it was the last."""
-        self.put(token)
-        self.count += 1
-        is_end = token in (self.config.eos_token_id or [])
-        return is_end or self.count == self.config.max_new_tokens or self.cancelled.is_set()
 
 
 class ServedModel:
@@ -73,8 +49,8 @@ class ServedModel:
         model.generation_config = GenerationConfig()
         self._model = model
         self._is_stopping = False
-        self._open: set[Put] = set()
-        self._waiting: list[_Job] = []
+        self._open: set[Completion] = set()
+        self._waiting: list[Completion] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "generate")
         self.log_probabilities([0, 0], 2)  # before the first request, as the first forward pass builds the CPU kernel
@@ -139,7 +115,7 @@ class ServedModel:
         logits = self._model(ids, use_cache=False, logits_to_keep=last).logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
-    async def tokens(self, prompt: list[int], config: GenerationConfig, seed: int | None) -> AsyncGenerator[int, None]:
+    async def tokens(self, job: "Completion") -> AsyncGenerator[int, None]:
         """Yield each generated token as it comes. Closing the iterator before its end cancels the request.
 
         Raises:
@@ -149,24 +125,20 @@ class ServedModel:
             raise HTTPException(503, "The server is stopping.")
         loop = asyncio.get_running_loop()
         new: asyncio.Queue[int | Exception | None] = asyncio.Queue()
-
-        def put(item: int | Exception | None) -> None:
-            loop.call_soon_threadsafe(new.put_nowait, item)
-
-        job = _Job(prompt, config, seed, put)
+        job.put = lambda item: loop.call_soon_threadsafe(new.put_nowait, item)
         with self._lock:
             self._waiting.append(job)
         # For this job, if no batch before has had it; soon, when the other prompts of its request wait, too.
         loop.call_soon(self._thread.submit, self._generate)
-        self._open.add(put)
+        self._open.add(job)
         try:
             while (token := await new.get()) is not None:
                 if isinstance(token, Exception):
                     raise token
                 yield token
         finally:
-            self._open.discard(put)
-            job.cancelled.set()
+            self._open.discard(job)
+            job.is_cancelled = True
 
     async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute something else in the thread that generates, when its turn has come."""
@@ -175,18 +147,18 @@ class ServedModel:
     def stop(self) -> None:
         """End all texts that are being generated; none may be begun afterwards."""
         self._is_stopping = True
-        for put in self._open:
-            put(HTTPException(503, "The server is stopping."))
+        for job in self._open:
+            job.put(HTTPException(503, "The server is stopping."))
 
     def close(self) -> None:
         """Wait until nothing is generated any more."""
         self._thread.shutdown()
 
-    def _next_batch(self) -> list[_Job]:
+    def _next_batch(self) -> "list[Completion]":
         """Take the job that has waited longest, and those that go with it in the model's context."""
-        batch: list[_Job] = []
+        batch: list[Completion] = []
         with self._lock:
-            waiting = [job for job in self._waiting if not job.cancelled.is_set()]
+            waiting = [job for job in self._waiting if not job.is_cancelled]
             for job in waiting:
                 jobs = [*batch, job]
                 size = max(len(each.prompt) for each in jobs) + max(each.config.max_new_tokens for each in jobs)
@@ -200,18 +172,21 @@ class ServedModel:
         batch = self._next_batch()
         if not batch:
             return
-        goes_on = dict(enumerate(batch))
+        goes_on, width = dict(enumerate(batch)), max(len(job.prompt) for job in batch)
 
         def after_token(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
             """Hand on the newest tokens, as one of the criteria by which `generate` stops."""
             for place, token in enumerate(ids[:, -1].tolist()):
-                if place in goes_on and goes_on[place].take(token):
-                    goes_on.pop(place).put(None)
+                if (job := goes_on.get(place)) is not None:
+                    job.put(token)
+                    is_full = ids.shape[1] - width == job.config.max_new_tokens
+                    if is_full or job.is_cancelled or token in (job.config.eos_token_id or []):
+                        goes_on.pop(place).put(None)
             return torch.tensor([place not in goes_on for place in range(len(batch))], device=ids.device)
 
         try:
-            if batch[0].seed is not None:
-                torch.manual_seed(batch[0].seed)
+            if (seed := batch[0].request.seed) is not None:
+                torch.manual_seed(seed)
             config = max((job.config for job in batch), key=lambda config: config.max_new_tokens)
             prompts = [torch.tensor(job.prompt, device=self._model.device) for job in batch]
             masks = [torch.ones_like(prompt) for prompt in prompts]
@@ -223,9 +198,9 @@ class ServedModel:
                 job.put(HTTPException(500, f"The server failed: {type(error).__name__}: {error}"))
 
 
-@dataclass
+@dataclass(eq=False)
 class Completion:
-    """A model's continuation of one prompt."""
+    """A model's continuation of one prompt, and the job of generating it, which waits for its turn or is in it."""
 
     served: ServedModel
     request: TextRequest
@@ -243,6 +218,14 @@ class Completion:
     """Whether a stop string has ended the text."""
     rows: Tensor | None = None
     """Log-probabilities in the places of the tokens, once they are computed."""
+    put: Put = field(init=False)
+    """Hands on a generated token, an error, or None after the last token."""
+    is_cancelled: bool = False
+
+    @property
+    def kind(self) -> object:
+        """What the jobs of one batch have in common: how tokens are chosen. One with a seed stands alone."""
+        return self if self.request.seed is not None else self.config.to_dict() | {"max_new_tokens": None}
 
     @property
     def reason(self) -> str:
@@ -275,7 +258,7 @@ class Completion:
             self.rows = await self.served.compute(self.served.log_probabilities, self.prompt, kept)
             yield int(self.rows[-1].argmax())
         elif self.request.max_tokens != 0:
-            async with aclosing(self.served.tokens(self.prompt, self.config, self.request.seed)) as tokens:
+            async with aclosing(self.served.tokens(self)) as tokens:
                 async for token in tokens:
                     yield token
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from diff_transformer.serve.completion import Completion, ServedModel
+from diff_transformer.serve.completion import ServedModel
 from diff_transformer.serve.requests import ChatRequest, CompletionRequest, parse_request
 
 LARGEST_BODY = 16 << 20  # bytes
@@ -43,14 +44,6 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
         served.require_name(request.path_params["name"])
         return JSONResponse(described)
 
-    async def completions(request: Request) -> Response:
-        asked = parse_request(CompletionRequest, await _body(request))
-        return await _Reply("text_completion", served, asked).response(request)
-
-    async def chat_completions(request: Request) -> Response:
-        asked = parse_request(ChatRequest, await _body(request))
-        return await _Reply("chat.completion", served, asked).response(request)
-
     def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -67,58 +60,52 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
             Route("/health", health),
             Route("/v1/models", guarded(models)),
             Route("/v1/models/{name:path}", guarded(model)),
-            Route("/v1/completions", guarded(completions), methods=["POST"]),
-            Route("/v1/chat/completions", guarded(chat_completions), methods=["POST"]),
+            Route("/v1/completions", guarded(partial(_reply, served, CompletionRequest)), methods=["POST"]),
+            Route("/v1/chat/completions", guarded(partial(_reply, served, ChatRequest)), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _error, Exception: _error},
     )
 
 
-class _Reply:
-    """The answer to one request, as a whole or as a stream of events."""
+async def _reply(served: ServedModel, kind: type[CompletionRequest | ChatRequest], request: Request) -> Response:
+    """Generate the answer to one request, as a whole or as a stream. The texts end when the client hangs up."""
+    asked, is_chat = parse_request(kind, await _body(request)), kind is ChatRequest
+    named = "chat.completion" if is_chat else "text_completion"
+    head = {"id": f"cmpl-{uuid4().hex}", "object": named, "created": int(time.time()), "model": served.name}
+    completions = await asyncio.to_thread(served.prepare, asked)
 
-    def __init__(self, kind: str, served: ServedModel, asked: CompletionRequest | ChatRequest) -> None:
-        self._served, self._asked, self._is_chat = served, asked, kind == "chat.completion"
-        self._head = {"id": f"cmpl-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": served.name}
-        self._completions: list[Completion] = []
+    def usage() -> dict[str, int]:
+        prompt = sum(len(completion.prompt) for completion in completions)
+        new = sum(len(completion.new_tokens) for completion in completions)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
-    async def response(self, request: Request) -> Response:
-        """Generate it. The texts end when the client hangs up."""
-        self._completions = await asyncio.to_thread(self._served.prepare, self._asked)
-        if self._asked.stream:
-            return StreamingResponse(self._events(), media_type="text/event-stream")
-        choices: list[dict[str, Any]] = []
-        texts = await asyncio.gather(*[each.whole(request.is_disconnected) for each in self._completions])
-        for (text, logprobs), completion in zip(texts, self._completions, strict=True):
-            said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-            ended = {"logprobs": logprobs, "finish_reason": completion.reason}
-            choices.append({"index": len(choices), **said, **ended})
-        return JSONResponse({**self._head, "choices": choices, "usage": self._usage()})
+    def event(said: Any, reason: str | None = None) -> str:
+        choice = {"index": 0, "delta" if is_chat else "text": said, "logprobs": None, "finish_reason": reason}
+        return _event({**head, "object": f"{named}.chunk" if is_chat else named, "choices": [choice]})
 
-    async def _events(self) -> AsyncGenerator[str, None]:
-        (completion,) = self._completions
+    async def events() -> AsyncGenerator[str, None]:
+        (completion,) = completions
         try:
-            if self._is_chat:
-                yield self._event({"role": "assistant", "content": ""})
+            if is_chat:
+                yield event({"role": "assistant", "content": ""})
             async with aclosing(completion.pieces()) as pieces:
                 async for piece in pieces:
-                    yield self._event({"content": piece} if self._is_chat else piece)
-            yield self._event({} if self._is_chat else "", completion.reason)
-            if self._asked.stream_options.get("include_usage"):
-                yield _event({**self._head, "choices": [], "usage": self._usage()})
+                    yield event({"content": piece} if is_chat else piece)
+            yield event({} if is_chat else "", completion.reason)
+            if asked.stream_options.get("include_usage"):
+                yield _event({**head, "choices": [], "usage": usage()})
         except HTTPException as error:
             yield _event(_error_body(error.status_code, error.detail))
         yield "data: [DONE]\n\n"
 
-    def _event(self, said: Any, reason: str | None = None) -> str:
-        choice = {"index": 0, "delta" if self._is_chat else "text": said, "logprobs": None, "finish_reason": reason}
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return _event({**self._head, "object": kind, "choices": [choice]})
-
-    def _usage(self) -> dict[str, int]:
-        prompt = sum(len(completion.prompt) for completion in self._completions)
-        new = sum(len(completion.new_tokens) for completion in self._completions)
-        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    if asked.stream:
+        return StreamingResponse(events(), media_type="text/event-stream")
+    choices: list[dict[str, Any]] = []
+    texts = await asyncio.gather(*[each.whole(request.is_disconnected) for each in completions])
+    for (text, logprobs), completion in zip(texts, completions, strict=True):
+        said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        choices.append({"index": len(choices), **said, "logprobs": logprobs, "finish_reason": completion.reason})
+    return JSONResponse({**head, "choices": choices, "usage": usage()})
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -173,14 +173,8 @@ def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
     Its files get the permissions of new ones. With `replace`, a folder at `target` is moved aside until `clean_up`
     removes it; without, FileExistsError is raised if there is one.
     """
-    fresh = unfinished / f".new-{os.getpid()}"
-    try:
-        fresh.touch()
-        permissions = stat.S_IMODE(fresh.stat().st_mode)
-    finally:
-        fresh.unlink(missing_ok=True)
     for file in files_in(unfinished):
-        _complete(file, permissions)
+        _complete(file, unfinished.stat().st_mode & 0o666)  # as the folder is new, too
     for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
         flush_names(folder)
     if not replace:

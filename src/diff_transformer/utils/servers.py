@@ -1,10 +1,8 @@
 """Helps servers: takes an address before models are loaded, and lets models compute in threads that end.
 
-A thread that has computed slows down every other one. torch computes in parallel through OpenMP. The helpers of a
-thread belong to it and spin while they wait for its next operation. Once the helpers of two threads are more than the
-processor cores they fall asleep instead, and waking them takes longer than a small operation: on two cores a model of
-26M parameters writes 60 tokens/s rather than 100. They end with their thread. So a server loads its models in a short-
-lived thread, and one thread computes for all questions.
+A thread that has computed slows down every other one (docs/serving.md says how much): its OpenMP helpers spin while
+they wait for its next operation, and where those of two threads are more than the cores they sleep instead. They end
+with their thread. So a server loads its models in a short-lived thread, and one thread computes for all questions.
 """
 
 import ipaddress

@@ -7,8 +7,7 @@ error at bytes that are no character, as a model may write them, and drops those
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # Tokens: more than what decides about a first space, or belongs to one character.
 READ_BEFORE = 16
@@ -16,8 +15,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
-@dataclass(frozen=True)
-class NewToken:
+class NewToken(NamedTuple):
     """A token of a text, and the text that it adds."""
 
     token: int
@@ -35,8 +33,7 @@ class TokenTexts:
     Args:
         tokenizer: one of transformers.
         offset: how many characters stand before the first token.
-        before: the tokens that the text goes on from. Some tokenizers (Llama 2's) leave out the space before the first
-            word of a text, which the first word after others keeps.
+        before: the tokens that the text goes on from, behind which a first word keeps its space.
     """
 
     def __init__(self, tokenizer: Any, offset: int = 0, before: Sequence[int] = ()) -> None:
@@ -117,13 +114,10 @@ class TokenNames:
 
 
 def characters_of_bytes() -> list[str]:
-    """Return the character that byte-level tokenizers write for each byte (GPT-2's table): itself if it is printable.
+    """Return the one character that byte-level tokenizers write for each byte (GPT-2's table)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # not before a tokenizer is there
 
-    Each token is therefore a string with exactly one character for each of its bytes.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+    return [character for _, character in sorted(bytes_to_unicode().items())]
 
 
 def is_byte_level(tokenizer: Any) -> bool:

@@ -137,13 +137,14 @@ def test_many_queries_on_hopper_go_to_flash_attention_4_once_it_is_right(
     gpu: Hopper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is installed, from the length at which it was timed; where it fails its check, triton takes them."""
-    monkeypatch.setattr(flash, "fa4_is_installed", lambda: True)
+    monkeypatch.setattr(flash, "is_installed", lambda package: True)
 
-    def attend(request: Request, norm: Norm, *, compiles: bool) -> Tensor:
+    def attend(backend: str, request: Request, norm: Norm, *, compiles: bool) -> Tensor:
+        assert backend == "fa4"
         assert not compiles  # torch.compile, which may wait for the check, holds the lock of a second compilation
         return gpu.attend(request, norm)
 
-    monkeypatch.setattr(gpu_check, "fa4_attention", attend)
+    monkeypatch.setattr(gpu_check, "flash_attention", attend)
     many: dict[str, Any] = {"d": 64, "dtype": torch.bfloat16}
     assert [chosen(4096, **many), chosen(4096, **many, gradient=True), chosen(4096, **many | {"d": 128})] == ["fa4"] * 3
     others: list[dict[str, Any]] = [{"dtype": torch.float16}, {"dtype": torch.float32}, {"d": 80}]

@@ -231,7 +231,7 @@ def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
 
 def _softmax_fa4(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
-    return flash.attend(q, k, v, q.shape[-1] ** -0.5, causal, None)[0].transpose(1, 2)
+    return flash.attend(q, k, v, "fa4", q.shape[-1] ** -0.5, causal, None)[0].transpose(1, 2)
 
 
 def _vllm_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:

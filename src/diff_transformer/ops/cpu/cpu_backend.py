@@ -19,6 +19,7 @@ from diff_transformer.ops.attention_request import (
     WIDEST_WINDOW,
     Norm,
     Request,
+    constant_when_compiled,
     may_skip_dispatcher,
     register_gradient,
 )
@@ -83,14 +84,14 @@ def _warn_of_fallback(error: str) -> None:
 # torch.compile calls the next two while it traces, and takes their answers as constants.
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def reason_against_cpu_kernel() -> str | None:
     """Return why the kernel cannot run in this process, or None. May compile it."""
     error = _kernel_error()
     return None if error is None else str(error)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def available_to_auto() -> bool:
     """Return whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
     error = _kernel_error()

@@ -1,6 +1,6 @@
 """Compares compiled kernels with Equation 1 before ``auto`` takes them, once a process for each family of requests.
 
-Whether those of ``triton`` and ``fa4`` are right depends on the device, its driver and the version of the package. So
+Whether those of ``triton`` and FlashAttention are right depends on the device, its driver and the package's version. So
 each family that compiles kernels of its own is tried on a small case: the output and all gradients. One that does not
 compile, does not fit on the device or is wrong there is answered by another backend, and a warning says so.
 """
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.flash import fa4_attention, fa4_log_sums
+from diff_transformer.ops.attention_request import Norm, Request, constant_when_compiled
+from diff_transformer.ops.flash import fa4_log_sums, flash_attention
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.reference import (
     ROUNDINGS,
@@ -103,7 +103,7 @@ def _passes(request: Request) -> list[str]:
     return [FORWARD]
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _is_right(index: int | None, *of_family: Any) -> bool:
     family = Family(*of_family)
     if os.environ.get(SWITCH) == "0":
@@ -154,7 +154,7 @@ def _compare(family: Family, device: torch.device) -> str | None:
                 torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # triton, ptxas, the driver and flash-attn-4 each raise their own
+        except Exception as error:  # triton, ptxas, the driver and FlashAttention each raise their own
             reason = (str(error).strip().splitlines() or ["no reason given"])[0]
             return f"they do not run ({type(error).__name__}: {reason})"
     eps = _EPS_OF_TF32 if precision_of(family.dtype) == "tf32" else torch.finfo(family.dtype).eps
@@ -206,18 +206,23 @@ def _in_float64(case: _Case) -> _Case:
     return _Case(case.request._replace(**fields), case.weight.double(), case.grad_out.double())
 
 
-def _attend(backend: str, request: Request, weight: Tensor) -> Tensor:
+def _attend(backend: str, request: Request, weight: Tensor | None) -> Tensor:
+    norm = None if weight is None else Norm(weight, _NORM_EPS, 1.0)
     if backend == "reference":
-        return rms_norm(reference_attention(request), weight, _NORM_EPS)
-    norm = Norm(weight, _NORM_EPS, 1.0)
+        out = reference_attention(request)
+        return out if weight is None else rms_norm(out, weight, _NORM_EPS)
+    if backend == "triton":
+        return triton_attention(request, norm)
     # Uncompiled: torch.compile, which may wait for this check, holds the lock that a compilation here would wait for.
-    return triton_attention(request, norm) if backend == "triton" else fa4_attention(request, norm, compiles=False)
+    return flash_attention(backend, request, norm, compiles=False)
 
 
 def _with_log_sums(backend: str, request: Request) -> tuple[Tensor, Tensor]:
-    if backend == "reference":
-        return reference_attention(request), log_sums(request)
-    return triton_log_sums(request) if backend == "triton" else fa4_log_sums(request, compiles=False)
+    if backend == "triton":
+        return triton_log_sums(request)
+    if backend == "fa4":
+        return fa4_log_sums(request, compiles=False)
+    return _attend(backend, request, None), log_sums(request)
 
 
 def _solve(backend: str, case: _Case) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from diff_transformer.ops.attention_request import (
     SIGNAL_SCHEMA,
     Norm,
     Request,
+    constant_when_compiled,
     is_eager,
     may_skip_dispatcher,
     reason_against_dtype,
@@ -50,7 +51,7 @@ def reason_against_triton(request: Request) -> str | None:
     return reason
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _reason_against_device(device: str, index: int | None, dtype: torch.dtype) -> str | None:
     if device == "cpu" and not interpreted():
         return "it needs its tensors on a CUDA device, got cpu"
