@@ -35,6 +35,7 @@ LIBRARY: dict[str, set[str]] = {
 # The same of the laboratory, which besides may import all of the library but its command line.
 RECORDS = {"coordinates", "record", "results_files", "statistics", "learning"}
 LABORATORY: dict[str, set[str]] = {
+    "files": set(),  # everybody's
     "coordinates": set(),
     "record": {"coordinates"},
     "results_files": {"coordinates", "record"},
@@ -97,7 +98,7 @@ def test_a_lower_package_never_imports_a_higher_one(module: str, imports_by_modu
         allowed = LIBRARY[package] | EVERYWHERE | {package}
     else:
         assert package == "cli" or "cli" not in {package_of(name) for name in imports - ours}
-        allowed = LABORATORY[package] | {package}
+        allowed = LABORATORY[package] | {"files", package}
     wrong = {name for name in ours if package_of(name) not in allowed}
     assert not wrong, f"{module} imports {wrong}"
 
@@ -111,7 +112,7 @@ def test_no_files_import_each_other_in_a_circle(imports_by_module: dict[str, set
 
 
 # Files and lines of Python at most. A bound rises where somebody decides that what is new is worth it.
-BOUNDS = {"diff_transformer": (86, 15_560), "diff_lab": (84, 15_095)}
+BOUNDS = {"diff_transformer": (87, 15_600), "diff_lab": (85, 15_150)}
 
 
 @pytest.mark.parametrize("house", BOUNDS)

@@ -30,6 +30,7 @@ from diff_lab.cli.exported_card import shared_model
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import TextFiles
 from diff_lab.data.corpus import DOCUMENT, document_row, split
+from diff_lab.files import read_metrics
 from diff_lab.measure.standard import LANGUAGE_LOSS
 from diff_lab.record import CardRecord, ResultsFile
 from diff_lab.report.model_card import model_card
@@ -43,15 +44,7 @@ from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.convert import Exported
 from diff_transformer.model.configuration import code_files
 from diff_transformer.shipped_models import CARD_RECORD, HELD_OUT, WEIGHTS
-from diff_transformer.utils.files import (
-    clean_up,
-    commit,
-    files_in,
-    read_json,
-    read_metrics,
-    refuse_existing,
-    unfinished_path,
-)
+from diff_transformer.utils.files import clean_up, commit, files_in, read_json, refuse_existing, unfinished_path
 
 HELD_OUT_CHARACTERS = 50_000
 # Held-out novels whose authors died after 1955, so that their text is protected in Europe: it does not come along.

@@ -28,6 +28,7 @@ from diff_lab.experiments.definitions import find_experiment
 from diff_lab.experiments.experiment import section
 from diff_lab.experiments.request import DatasetCache, request_experiment
 from diff_lab.experiments.run_store import TRAINED, Store, run_key
+from diff_lab.files import finite
 from diff_lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, LanguageLoss
 from diff_lab.results_files import capture_environment, write_json, write_text
 from diff_lab.train import Data, Recipe
@@ -35,7 +36,6 @@ from diff_lab.train.checkpoint import save_model
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.run_setup import METRICS, MODEL, build_model
 from diff_lab.train.step import build_optimizers, learning_rate, loss_of_rows
-from diff_transformer.utils.files import finite
 
 Batch = dict[str, Tensor]
 # The first steps are taken kernel by kernel: the optimizer's state and the choice of kernels are no part of a graph.

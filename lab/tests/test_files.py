@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from diff_lab.coordinates import Coordinates
+from diff_lab.files import read_metrics
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.results_files import read_results, write_json
-from diff_transformer.utils.files import read_metrics
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from diff_lab.coordinates import NO_COORDINATES
+from diff_lab.files import finite
 from diff_lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.utils.environment import device_name, git_commit, versions
-from diff_transformer.utils.files import finite, read_json, write_atomically
+from diff_transformer.utils.files import read_json, write_atomically
 from diff_transformer.utils.suggestions import quoted
 
 T = TypeVar("T")

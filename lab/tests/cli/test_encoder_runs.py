@@ -13,11 +13,11 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from commands import fails
 from diff_lab.data import MaskedTextBatches
+from diff_lab.files import read_metrics
 from diff_lab.measure.standard import label_scores
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, load_recipe
 from diff_transformer.cli.checkpoints import load_tokenizer
-from diff_transformer.utils.files import read_metrics
 
 Run = Callable[..., Any]
 SETTINGS = [

@@ -14,9 +14,9 @@ from commands import fails
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import byte_tokenizer
 from diff_lab.data.batches import IGNORED
+from diff_lab.files import read_metrics
 from diff_lab.results_files import read_results
 from diff_lab.train import build_data, load_recipe
-from diff_transformer.utils.files import read_metrics
 from harness_tasks import write_lines, write_task
 
 Run = Callable[..., Any]

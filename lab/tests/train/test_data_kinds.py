@@ -7,9 +7,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from diff_lab.data import byte_tokenizer
+from diff_lab.files import cache_folder
 from diff_lab.train import build_data, load_recipe
 from diff_lab.train.recipe import KINDS, AnyData, Data, GeneratedData
-from diff_transformer.utils.files import cache_folder
 
 SMALL: dict[str, dict[str, Any]] = {
     "text": {"length": 64, "batch_size": 2},

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from diff_transformer.utils.files import files_in, read_json
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
-_THREADS = min(8, os.cpu_count() or 1)  # hashing releases Python's lock, and more threads do not help a disk
+THREADS = min(8, os.cpu_count() or 1)  # hashing releases Python's lock, and more threads do not help a disk
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
@@ -26,7 +26,7 @@ def sizes_in(folder: Path) -> dict[str, int]:
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of some files in a folder, by name."""
     names = list(names)
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(names, threads.map(lambda name: sha256_of(folder / name), names), strict=True))
 
 
@@ -104,9 +104,3 @@ def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def file_digests(files: Sequence[str]) -> list[str]:
-    """Return the SHA-256 of the ending and content of each file, in hexadecimal digits."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(lambda file: sha256_of(file, os.path.splitext(file)[1].lower().encode()), files))

@@ -7,6 +7,7 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from diff_transformer.utils.files import parse_json
-from diff_transformer.utils.manifest import file_digests
+from diff_transformer.utils.manifest import THREADS, sha256_of
 from diff_transformer.utils.suggestions import quoted, some
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
@@ -91,8 +92,9 @@ class TextFiles:
         if self.known is not None:
             return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
-        for digest in file_digests(self.files()):
-            digest_of_all.update(bytes.fromhex(digest))
+        with ThreadPoolExecutor(THREADS) as threads:  # of the ending and the content of each file
+            for digest in threads.map(lambda file: sha256_of(file, Path(file).suffix.lower().encode()), self.files()):
+                digest_of_all.update(bytes.fromhex(digest))
         return digest_of_all.hexdigest()
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from diff_transformer.utils.files import commit, full_disk, unfinished_path
+from diff_lab.files import full_disk
+from diff_transformer.utils.files import commit, unfinished_path
 from diff_transformer.utils.manifest import MANIFEST, digests, sizes_in, why_changed, why_incomplete, write_manifest
 
 _UNWRITABLE = "The cache {!r} cannot be written: {}; data.cache or DIFF_TRANSFORMER_CACHE names another folder."

@@ -11,7 +11,7 @@ from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import DOCUMENT, Corpus, document_row
 from diff_lab.data.prepared_cache import build_cached, cache_key
 from diff_lab.data.tokenizers import encode_documents, plain_text_tokenizer
-from diff_transformer.utils.files import cache_folder
+from diff_lab.files import cache_folder
 
 # A document in the cache: the end of its tokens, with the end of text, and what `split` needs.
 RECORD = np.dtype([("end", "<i8"), *DOCUMENT.descr])

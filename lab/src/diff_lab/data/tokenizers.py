@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from diff_lab.data.batches import grouped
 from diff_lab.data.corpus import SPLIT_VERSION, Corpus, training_text
 from diff_lab.data.prepared_cache import build_cached, cache_key
-from diff_transformer.utils.files import cache_folder
+from diff_lab.files import cache_folder
 from diff_transformer.utils.token_texts import characters_of_bytes, is_byte_level, is_byte_token
 
 END_OF_TEXT = "<|endoftext|>"

@@ -16,6 +16,7 @@ from diff_lab.data import RecallBatches
 from diff_lab.experiments.definitions import DEMO, EXPECTATIONS, FAST_DEMO
 from diff_lab.experiments.run_store import load_trained
 from diff_lab.experiments.worker_pool import Job, WorkerPool, default_workers
+from diff_lab.files import read_metrics
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import BY_LAMBDA, NOISE_ACCURACY, Noise, retrieval_answers
 from diff_lab.measure.standard import LABEL_ACCURACY, curve_baselines, curve_records
@@ -27,7 +28,6 @@ from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.explored_model import LEARNED, replaced_lambdas
 from diff_transformer.explorer.explorer import STRIP_FACTORS
-from diff_transformer.utils.files import read_metrics
 
 VARIANTS = ("diff", "softmax")  # also the names of their runs' folders
 RESULTS = "results.json"

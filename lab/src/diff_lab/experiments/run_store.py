@@ -12,12 +12,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from diff_lab.data import Batches
+from diff_lab.files import read_metrics
 from diff_lab.results_files import capture_environment, write_json
 from diff_lab.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_lab.train.checkpoint import without_progress_bars
 from diff_lab.train.run_setup import CHECKPOINTS, METRICS, MODEL, WITHOUT_EFFECT
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
-from diff_transformer.utils.files import read_json, read_metrics
+from diff_transformer.utils.files import read_json
 
 RUN = "run"
 BEGUN, TRAINED = "begun.json", "trained.json"

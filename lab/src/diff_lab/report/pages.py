@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_lab import learning
+from diff_lab.files import read_metrics
 from diff_lab.record import ResultsFile
 from diff_lab.report import tables, wording
 from diff_lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill, refuse_others
@@ -24,7 +25,6 @@ from diff_lab.report.figures import (
 from diff_lab.report.findings import certainty, findings, name_in_report, read_experiments
 from diff_lab.results_files import read_results, write_text
 from diff_transformer.attention_types import ATTENTION_TYPES
-from diff_transformer.utils.files import read_metrics
 
 DOCUMENT, METHOD = "RESULTS.md", "METHOD.md"
 # Folders beside the document: figures, and where there are several experiments a page of each.

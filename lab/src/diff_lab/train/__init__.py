@@ -1,11 +1,11 @@
 """Trains the models of recipes, in one loop."""
 
+from diff_lab.files import read_metrics
 from diff_lab.train.loop import TrainedRun, TrainingInterrupted, TrainingRun, open_run, train
 from diff_lab.train.progress import Progress
 from diff_lab.train.recipe import Recipe, build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_lab.train.run_setup import Data, build_data, build_model
 from diff_lab.train.step import DivergenceError
-from diff_transformer.utils.files import read_metrics
 
 __all__ = [
     "Data",

@@ -25,17 +25,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from diff_lab.files import full_disk
 from diff_lab.train.distributed import all_gather_object, is_rank0, on_rank0, propagate_errors, rank, reshard
 from diff_transformer.utils import manifest
-from diff_transformer.utils.files import (
-    clean_up,
-    clean_up_all,
-    commit,
-    full_disk,
-    present_folders,
-    read_json,
-    unfinished_path,
-)
+from diff_transformer.utils.files import clean_up, clean_up_all, commit, present_folders, read_json, unfinished_path
 
 _PREFIX = "step-"  # of the folder of a checkpoint
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"

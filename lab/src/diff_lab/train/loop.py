@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from diff_lab.data.batches import Batches
+from diff_lab.files import read_metrics
 from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
     Checkpoints,
@@ -49,7 +50,6 @@ from diff_lab.train.step import (
     learning_rate,
     prefetched,
 )
-from diff_transformer.utils.files import read_metrics
 
 SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.

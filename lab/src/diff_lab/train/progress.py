@@ -16,7 +16,7 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
-from diff_transformer.utils.files import finite, parse_metrics_line
+from diff_lab.files import finite, parse_metrics_line
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
