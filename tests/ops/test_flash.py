@@ -263,6 +263,10 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     assert k.shape[:3] == v.shape[:3]
     assert q.shape[-1] == k.shape[-1]
     assert q.shape[2] % k.shape[2] == 0
+    for x in (q, k, v):  # loads of 16 bytes ask for it
+        assert x.stride(-1) == 1
+        assert not any(stride % 8 for stride in x.stride()[:-1])
+        assert x.data_ptr() % 16 == 0
     return q.shape[2], k.shape[2], q.shape[-1], v.shape[-1]
 
 
@@ -320,6 +324,9 @@ CASES: dict[str, dict[str, Any]] = {
     "projection": {"is_causal": True, "layout": "projection", "lam": "full"},
     "cache": {"is_causal": True, "layout": "cache", "lam": "per head"},
     "expanded": {"is_causal": True, "layout": "expanded", "lam": "per token"},
+    "cache, all seen": {"layout": "cache", "dv": 8},
+    "expanded, all seen": {"layout": "expanded"},
+    "projection, shared keys, all seen": {"layout": "projection", "dv": 8, "key_maps": 1},
 }
 
 
@@ -516,7 +523,7 @@ def test_tiles_follow_the_values_where_they_are_wider_than_the_keys(library: Fla
     ("options", "reason"),
     [
         ({"attn_mask": torch.ones(9, 9, dtype=torch.bool)}, "it takes no attn_mask and no documents"),
-        ({"scale": -1.0}, r"it takes a scale above 0, got -1\.0"),
+        ({"scale": -1.0}, r"it takes a scale above 0 and a batch of 1 or more, got -1\.0"),
         ({"dropout_p": 0.1}, "it drops no attention weights"),
     ],
 )
@@ -555,14 +562,14 @@ def test_the_cpu_is_refused(backend: str) -> None:
     ("backend", "capability", "dtype", "widths", "reason"),
     [
         ("fa4", (9, 0), torch.float32, (64, 128), "it computes bfloat16 and float16, got torch.float32"),
-        ("fa4", (8, 0), torch.bfloat16, (64, 128), "it is made for NVIDIA's compute capabilities 9.x, 10.x, got 8.0"),
+        ("fa4", (8, 0), torch.bfloat16, (64, 128), "it is called on NVIDIA's compute capabilities 9.x, 10.x, got 8.0"),
         ("fa4", (9, 0), torch.bfloat16, (60, 120), "it takes d and dv up to 256 that .* 8, got d 60 and dv 120"),
         ("fa4", (10, 0), torch.bfloat16, (128, 256), "it takes d and dv up to 128 that .*, got d 128 and dv 256"),
         ("fa4", (9, 0), torch.bfloat16, (128, 256), None),
         ("fa4", (10, 0), torch.float16, (64, 128), None),
-        ("fa3", (8, 9), torch.bfloat16, (64, 128), "it is made for NVIDIA's compute capabilities 9.x, got 8.9"),
+        ("fa3", (8, 9), torch.bfloat16, (64, 128), "it is called on NVIDIA's compute capabilities 9.x, got 8.9"),
         ("fa3", (9, 0), torch.float16, (128, 256), None),
-        ("fa2", (7, 5), torch.float16, (64, 128), "it is made .* 8.x, 9.x, 10.x, 12.x, got 7.5"),
+        ("fa2", (7, 5), torch.float16, (64, 128), "it is called .* 8.x, 9.x, 10.x, 12.x, got 7.5"),
         ("fa2", (8, 9), torch.bfloat16, (256, 264), "it takes d and dv up to 256 that .*, got d 256 and dv 264"),
         ("fa2", (12, 0), torch.bfloat16, (128, 256), None),
     ],
@@ -594,6 +601,7 @@ def on_cuda(dtype: torch.dtype, d: int, dv: int) -> Request:
 )
 def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, backend: str, package: str) -> None:
     monkeypatch.setattr(flash, "is_installed", lambda package: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     reason = flash.reason_against_flash(backend, on_cuda(torch.bfloat16, 64, 128))
     assert reason == f"the package {package} is not installed"
 
@@ -613,6 +621,9 @@ def test_another_version_of_the_package_is_named(
     monkeypatch.delattr(type(library), lacking)
     monkeypatch.setattr(flash.importlib.metadata, "version", lambda _: "9.9")
     with pytest.raises(ValueError, match=f"^{message}"):
+        flash._functions(library.backend)
+    monkeypatch.setitem(sys.modules, flash.PACKAGES[library.backend][2], None)
+    with pytest.raises(ValueError, match=r"9\.9 does not load: "):
         flash._functions(library.backend)
 
 

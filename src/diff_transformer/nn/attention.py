@@ -172,7 +172,7 @@ class Attention(nn.Module):
         """
         queries, keys, values = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         turned, cached = token_step("rotated", queries, keys, cos, sin, self.cache_width) or (None, None)
-        if turned is not None and cached is not None:
+        if turned is not None and cached is not None and turned.shape[-1] == self.head_dim:  # as wide as the tables
             return turned, cached, values.reshape(cached.shape)
         count, of_keys = queries.shape[-1] // self.head_dim, keys.shape[-1] // self.head_dim
         heads = torch.cat((queries, keys), -1).view(len(queries), count + of_keys, self.head_dim)

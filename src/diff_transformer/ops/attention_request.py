@@ -147,6 +147,8 @@ def may_skip_dispatcher() -> bool:
         return False
     if forward_ad._current_level >= 0:
         return False
+    if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch):  # make_fx(pre_dispatch=True)
+        return False
     return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 

@@ -58,8 +58,8 @@ def reason_against_flash(backend: str, request: Request) -> str | None:
         return f"it takes d and dv up to {widest} that are multiples of {ALIGNED}, got d {d} and dv {dv}"
     if request.attn_mask is not None or request.segment_bounds is not None:
         return "it takes no attn_mask and no documents (cu_seqlens); use 'triton' or 'sdpa'"
-    if request.scale <= 0:
-        return f"it takes a scale above 0, got {request.scale}"
+    if request.scale <= 0 or q.shape[0] == 0:
+        return f"it takes a scale above 0 and a batch of 1 or more, got {request.scale} and {q.shape[0]}"
     # Where nothing bounds the keys after a query's position its kernels take S: too few for a position below 0.
     if backend == "fa2" and request.window is not None and not request.is_causal and request.n > request.s:
         return f"it takes a window without is_causal for no more queries than keys, got {request.n} and {request.s}"
@@ -84,13 +84,11 @@ def _kernels_on(backend: str, device: str, index: int | None, dtype: torch.dtype
         return f"it needs its tensors on a CUDA device, got {device}", 0
     if dtype not in (torch.bfloat16, torch.float16):
         return f"it computes bfloat16 and float16, got {dtype}", 0
-    if not is_installed(package):
-        return f"the package {package} is not installed", 0
     major, minor = torch.cuda.get_device_capability(index)
-    if torch.version.hip is None and major in known:
-        return None, major
-    listed = ", ".join(f"{each}.x" for each in known)
-    return f"it is made for NVIDIA's compute capabilities {listed}, got {major}.{minor}", major
+    if torch.version.hip is not None or major not in known:
+        listed = ", ".join(f"{each}.x" for each in known)
+        return f"it is called on NVIDIA's compute capabilities {listed}, got {major}.{minor}", major
+    return None if is_installed(package) else f"the package {package} is not installed", major
 
 
 @functools.cache
@@ -109,8 +107,9 @@ def _functions(backend: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         interface: Any = importlib.import_module(module)
         forward, backward, *tiles = (getattr(interface, name) for name in names)
     except (ImportError, AttributeError) as error:
-        found = importlib.metadata.version(package)
-        raise ValueError(f"{package} {found} lacks what {backend!r} calls, as {version} has it: {error}") from error
+        lacks = f"lacks what {backend!r} calls, as {version} has it"
+        why = "does not load" if isinstance(error, ImportError) else lacks
+        raise ValueError(f"{package} {importlib.metadata.version(package)} {why}: {error}") from error
     if backend == "fa2":
         unused = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None, "window_size_right": -1}
         return functools.partial(forward, return_softmax=False, **unused), functools.partial(backward, **unused)
@@ -123,20 +122,20 @@ def _functions(backend: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _alike(backend: str, *tensors: Tensor) -> list[Tensor]:
-    """Pad tensors with zeros to one width; FlashAttention-4 takes several."""
+    """Pad tensors with zeros to one width, of which FlashAttention-4 takes several; copy rows that are not aligned."""
     width = max(x.shape[-1] for x in tensors)
-    return [x if backend == "fa4" or x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
+    padded = [x if backend == "fa4" or x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
+    for i, x in enumerate(padded):
+        if x.stride(-1) != 1 or any(n % ALIGNED for n in (*x.stride()[:-1], x.data_ptr() // 2)):
+            padded[i] = x.clone(memory_format=torch.contiguous_format)
+    return padded
 
 
 @torch.library.custom_op("diff_transformer::flash", mutates_args=())
 def attend(
     q: Tensor, k: Tensor, v: Tensor, backend: str, scale: float, is_causal: bool, window_left: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend with q (B, N, H, d), k (B, S, H_kv, d) and v (B, S, H_kv, dv).
-
-    Returns:
-        The output (B, N, H, dv), and the logarithm of each row's sum of exponentials, (B, H, N) float32.
-    """
+    """Return (B, N, H, dv) of q (B, N, H, d), k (B, S, H_kv, d), v (B, S, H_kv, dv); log-sums (B, H, N), float32."""
     options = {"softmax_scale": scale, "causal": is_causal, "window_size_left": window_left}
     out, log_sums, *_ = _functions(backend)[0](*_alike(backend, q, k, v), **options)
     return out.narrow(-1, 0, v.shape[-1]).contiguous(), log_sums

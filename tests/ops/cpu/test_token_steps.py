@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from counted_operators import Operators
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.nn import DiffAttention, RMSNorm
 from diff_transformer.ops import apply_rotary, rms_norm
 from diff_transformer.ops.cpu import cpu_backend
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, reason_against_cpu_kernel, token_step
@@ -99,6 +101,21 @@ def test_what_they_do_not_take() -> None:
         x, weight = normal(2, 3, 8), normal(8)
         mapped = torch.vmap(lambda row: row if token_step("normed", row, weight, 1e-5) is None else None)(x)
     assert torch.equal(mapped, x)
+
+
+@torch.no_grad()
+def test_traces_of_torch_fx_hold_torchs_operators() -> None:
+    weight, layer = normal(8), RMSNorm(8)
+    assert "normed" not in make_fx(layer, pre_dispatch=True)(normal(2, 8)).code
+    with pytest.raises(torch.fx.proxy.TraceError):
+        torch.fx.symbolic_trace(layer)
+    assert torch.equal(RMSNorm(8, eps=None)(weight), torch.nn.functional.rms_norm(weight, (8,)))
+
+
+@torch.no_grad()
+def test_tables_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="cos and sin must be as wide as x, d = 16"):
+        DiffAttention(64, 4, 1).eval().project(normal(1, 1, 64), (normal(1, 1, 8), normal(1, 1, 8)))
 
 
 @pytest.mark.parametrize(

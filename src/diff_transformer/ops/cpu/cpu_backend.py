@@ -178,7 +178,9 @@ def token_step(operator: str, *arguments: Any) -> Any:
     if torch.is_autocast_enabled("cpu"):
         return None
     for x in arguments:
-        if isinstance(x, Tensor) and (type(x) not in PLAIN or x.is_nested or not x.is_cpu):
+        if type(x) in (int, float):
+            continue
+        if type(x) not in PLAIN or x.is_nested or not x.is_cpu:  # a proxy of torch.fx is neither
             return None
     return getattr(_operators, operator).default(*arguments)
 
