@@ -5,22 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import ranks
+from diff_lab.data import corpus
 from diff_lab.data.batches import ALL_ROWS
 from diff_lab.train import Data, build_data, load_recipe, train
 from diff_lab.train.distributed import on_rank0
-from diff_transformer.utils import manifest
 
 
 def script() -> None:
     rank, folder = ranks.join()
     read: list[str] = []
-    digest = manifest.sha256_of
+    digest = corpus.sha256_of
 
     def spy(file: str, *prefix: bytes) -> str:
         read.extend([file] * str(file).endswith(".txt"))
         return digest(file, *prefix)
 
-    manifest.sha256_of = spy
+    corpus.sha256_of = spy
     recipe = load_recipe("tiny", [f"data.paths={folder / 'text'}", f"data.cache={folder / 'cache'}", "train.steps=2"])
     batches = build_data(recipe).batches
     report = {"read": len(read), "data": [int(batches.train_batch(3)["input_ids"].sum()), batches.source]}
