@@ -4,12 +4,14 @@ import { cssColour } from "./colour.js";
 import { useIds } from "./ids.js";
 import { number } from "./words.js";
 
-// The image that a view shows; `others` tokens, such as a class token, come before the patches. Null for a text.
+// The image that a view shows, whose tokens begin at `first`; `others` of them, such as a class token, come before the
+// patches. Null for a text.
 export function imageOf({ examples, models }, { text }) {
   const { grid, most_tokens: length } = models.left;
   if (!grid) return null;
   const [rows, columns] = grid;
-  return { picture: examples.find(({ title }) => title === text)?.picture, rows, columns, others: length - rows * columns };
+  const index = examples.findIndex(({ title }) => title === text);
+  return { picture: examples[index]?.picture, first: index * length, rows, columns, others: length - rows * columns };
 }
 
 export const Patches = ({ image: { picture, rows, columns }, children }) => html`
@@ -19,7 +21,9 @@ export const Patches = ({ image: { picture, rows, columns }, children }) => html
 
 // How much of each patch reaches the chosen token through all layers.
 export function Rollouts({ models, runs, image, row, theme }) {
-  const sides = Object.keys(models).filter((side) => runs[side]?.heads?.rollout && !runs[side].waitsForHeads);
+  // A run of the image before may end after another was chosen.
+  const isShown = (run) => run?.heads?.rollout && !run.waitsForHeads && run.tokens[0] === image.first;
+  const sides = Object.keys(models).filter((side) => isShown(runs[side]));
   return html`
     <div class="rollouts">
       ${sides.map((side) => {
