@@ -67,7 +67,7 @@ class Sizes:
             # Without flex and the memory-efficient kernel, which took 2.1 and 4.0 of flash's time in the first record,
             # and the time that d 128 needs.
             "candidates": (
-                *("fa4", "triton", "sdpa", "softmax FA4", "softmax FA3", "softmax cuDNN", "DiffLlama"),
+                *("fa4", "fa3", "fa2", "triton", "sdpa", "softmax FA4", "softmax FA3", "softmax cuDNN", "DiffLlama"),
                 *("sdpa_full_v cuDNN", "sdpa_split_v flash", "sdpa_split_v cuDNN"),
             ),
             "rounds": 7,
