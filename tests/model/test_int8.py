@@ -17,7 +17,15 @@ from diff_transformer.ops.cpu.cpu_backend import available_to_auto, token_step
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "width", "offset", "suits"),
-    [(1, 96, 0, True), (7, 96, 0, True), (8, 96, 0, True), (9, 96, 0, False), (1, 19, 0, True), (3, 96, 1, True)],
+    [
+        (1, 96, 0, True),
+        (7, 96, 0, True),
+        (8, 96, 0, True),
+        (9, 96, 0, False),
+        (1, 19, 0, True),
+        (3, 96, 1, True),
+        (8, 4200, 0, True),
+    ],
 )
 def test_the_product_is_that_of_the_rounded_weights(
     rows: int, width: int, offset: int, suits: bool, dtype: torch.dtype

@@ -1,4 +1,4 @@
-// Products with weights of int8, for few rows of activations: what counts is that every weight is read from memory once,
+// Products with weights of int8, for few rows of activations: what counts is that each weight is read from memory once,
 // in order, and turned to float32 on the way.
 #include "block.h"
 #include "kernels.h"
@@ -9,17 +9,17 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-constexpr int kWeightRows = 4;              // at once
-constexpr int64_t kPrefetched = 8192;       // bytes ahead: the processor itself looks no farther than the end of a page
+constexpr int kWeightRows = 4;  // at once: a block
+// Bytes by which whole blocks are prefetched: the processor itself looks no farther than the end of a page.
+constexpr int64_t kPrefetched = 8192;
 constexpr int64_t kWorthThreads = 1 << 18;  // weights
 
 template <class T>
 struct Product {
   const Int8Weights& w;
-  const T* x;
+  int64_t rows, depth;  // of x, and its width in whole vectors
+  const float* x;       // zeros behind its width
   T* out;
-  int64_t rows, depth;  // a row in whole vectors
-  const float* wide;    // x in float32, zeros behind the width
 
   // Of weights `first` … with rows `row` … of x.
   template <int R>
@@ -28,17 +28,18 @@ struct Product {
     for (int i = 0; i < kWeightRows; ++i) weights[i] = w.numbers + std::min(first + i, w.count - 1) * w.width;
     Vec sums[kWeightRows][R];
     for (auto& of_weight : sums)
-      for (Vec& x : of_weight) x = Vec(0.0f);
+      for (Vec& sum : of_weight) sum = Vec(0.0f);
     auto add = [&](int64_t c, auto read) {
       for (int i = 0; i < kWeightRows; ++i) {
         const Vec weight = read(weights[i] + c);
-        for (int r = 0; r < R; ++r) sums[i][r] = at::vec::fmadd(weight, load(wide + (row + r) * depth + c), sums[i][r]);
+        for (int r = 0; r < R; ++r) sums[i][r] = at::vec::fmadd(weight, load(x + (row + r) * depth + c), sums[i][r]);
       }
     };
+    const int64_t ahead = round_up(kPrefetched, kWeightRows * w.width);
     int64_t c = 0;
     for (; c + kLanes <= w.width; c += kLanes) {
       if (row == 0 && c % 64 == 0)
-        for (const int8_t* of_row : weights) __builtin_prefetch(of_row + c + kPrefetched);
+        for (const int8_t* of_row : weights) __builtin_prefetch(of_row + c + ahead);
       add(c, [](const int8_t* numbers) { return load_row(numbers); });
     }
     if (c < w.width) add(c, [&](const int8_t* numbers) { return load_row(numbers, w.width - c); });
@@ -58,15 +59,14 @@ struct Product {
 };
 
 template <class T>
-void multiply(const Int8Weights& w, const void* x_, int64_t rows, void* out) {
-  const T* x = static_cast<const T*>(x_);
+void multiply(const Int8Weights& w, const void* x, int64_t rows, void* out) {
   const int64_t depth = round_up(w.width, kLanes), blocks = divide_up(w.count, kWeightRows);
   const Buffer<float> wide(rows * depth);
   for (int64_t r = 0; r < rows; ++r) {
-    convert_rows(x + r * w.width, w.width, 1, w.width, wide.get() + r * depth);
+    convert_rows(static_cast<const T*>(x) + r * w.width, w.width, 1, w.width, wide.get() + r * depth);
     std::fill_n(wide.get() + r * depth + w.width, depth - w.width, 0.0f);
   }
-  const Product<T> product{w, x, static_cast<T*>(out), rows, depth, wide.get()};
+  const Product<T> product{w, rows, depth, wide.get(), static_cast<T*>(out)};
   w.count * w.width < kWorthThreads ? product(0, blocks) : parallel_for(blocks, product);
 }
 

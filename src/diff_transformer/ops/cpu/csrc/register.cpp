@@ -298,9 +298,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
 // A layer's steps for a token that take longer as operators of torch than the work in them: each does at once, bit by
 // bit, what several of those do. They answer dense tensors of one dtype, float32 or bfloat16, and nothing for others.
 
+bool is_float32_or_bfloat16(const Tensor& x) {
+  return dtype_of(x) == aoti_torch_dtype_float32() || dtype_of(x) == aoti_torch_dtype_bfloat16();
+}
+
 bool are_alike(std::initializer_list<Tensor> tensors) {
   const int32_t dtype = dtype_of(*tensors.begin());
-  bool alike = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16();
+  bool alike = is_float32_or_bfloat16(*tensors.begin());
   for (const Tensor& x : tensors)  // torch takes several threads for more numbers
     alike = alike && is_dense_on_cpu(x) && dtype_of(x) == dtype && x.is_contiguous() && x.numel() < 1 << 15;
   return alike;
@@ -413,11 +417,12 @@ constexpr int64_t kMostRowsOfInt8 = 8;  // with more, torch's product of unpacke
 
 // x (…, width) times the transposed weights (n, width) of int8, each row of which has its scale: (…, n).
 std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, const Tensor& scales) {
-  const auto is_plain = [](const Tensor& y) { return is_dense_on_cpu(y) && y.is_contiguous(); };
-  if (!are_alike({x}) || x.dim() == 0 || !is_plain(weight) || dtype_of(weight) != aoti_torch_dtype_int8()) return {};
-  if (!is_plain(scales) || dtype_of(scales) != aoti_torch_dtype_float32() || weight.dim() != 2) return {};
+  for (const Tensor& each : {x, weight, scales})
+    if (!is_dense_on_cpu(each) || !each.is_contiguous() || each.dim() == 0) return {};
+  if (!is_float32_or_bfloat16(x) || dtype_of(weight) != aoti_torch_dtype_int8() || weight.dim() != 2) return {};
+  if (dtype_of(scales) != aoti_torch_dtype_float32()) return {};
   const Int8Weights weights{static_cast<int8_t*>(weight.data_ptr()), floats(scales), weight.size(0), weight.size(1)};
-  if (weights.width != size(x, -1) || scales.numel() != weights.count || x.numel() == 0 || weights.count == 0) return {};
+  if (weights.width != x.size(-1) || scales.numel() != weights.count || x.numel() == 0 || weights.count == 0) return {};
   const int64_t rows = x.numel() / weights.width;
   if (rows > kMostRowsOfInt8) return {};
   std::vector<int64_t> sizes(x.dim(), weights.count);
