@@ -48,6 +48,8 @@ def reason_against_triton(request: Request) -> str | None:
         return f"it takes up to {LARGEST_GRID} sequences and heads, got {q.shape[0]} and {request.heads}"
     if reason is None and (d > WIDEST_KEY or dv > WIDEST_VALUE):  # no constants where torch.compile leaves them open
         return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
+    if reason is None and request.k.dtype == torch.int8 and not has_few_queries(problem_of(request)):
+        return "it reads rows of int8 for the few queries of decoding alone"
     return reason
 
 
