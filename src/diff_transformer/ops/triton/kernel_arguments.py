@@ -61,6 +61,7 @@ _BLACKWELL: Table = _HOPPER | {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 16, 8, 2)),
     "queries, one map, masked": (Blocks(64, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "decode, in eight bits": (Blocks(16, 32, 4, 3), Blocks(16, 16, 4, 3)),
 }
 # A100, whose tensor cores take their operands from registers.
 _AMPERE: Table = {
