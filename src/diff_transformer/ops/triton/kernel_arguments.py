@@ -78,6 +78,7 @@ _AMPERE: Table = {
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
+    "chunk, in eight bits": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
