@@ -68,7 +68,7 @@ SLOW = {
     },
     "mma.sync": {
         "decode": "a tile has 16 rows, and reading the cache takes the time",
-        "chunk": "the tile of shared noise maps has a fraction of the other's rows",
+        "chunk": "the tile of shared noise maps has a fraction of the other's rows; 64 of wide heads in int8 spill",
         "queries": "of wide heads under a mask: 64 rows spill",
     },
 }

@@ -84,7 +84,7 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
     of_norm = (None, 0.0, 1.0) if norm is None else norm
-    # Torch's dispatcher in Python takes as long as the planning, and to save for an operator's gradient it takes longer.
+    # Torch's dispatcher in Python would take a visible part of the time, most to save for an operator's gradient.
     if not (is_eager(*request[:5], *request[-2:], of_norm[0]) and may_skip_dispatcher()):
         return forward(*request[:-1], *of_norm, differentiable, request.signal_weight)[0]
     if differentiable:
