@@ -40,7 +40,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "kernel.cpp").write_text(KERNEL, encoding="utf-8")
     for name, path in (("SOURCES", folder), ("SHIPPED", tmp_path / "none.so")):
         monkeypatch.setattr(cpu_build, name, path)
-    for name in ("_kernel_error", "_load_kernel", "_warn_of_fallback"):
+    for name in ("_kernel_error", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)
@@ -60,6 +60,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, found: str, multiplie
         ("torch.cpu._is_avx512_bf16_supported", multiplies_bfloat16),
     ):
         monkeypatch.setattr(name, lambda value=value: value)
+    monkeypatch.setattr(cpu_build, "is_faster", getattr(cpu_build.is_faster, "__wrapped__", cpu_build.is_faster))
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:

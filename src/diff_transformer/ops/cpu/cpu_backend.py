@@ -48,10 +48,11 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.cache
-def _load_kernel() -> BuildError | None:
+def _kernel_error() -> BuildError | None:
     """Load the kernel, which compiles it if nobody has yet; return the reason if that fails."""
     try:
-        load()
+        with _lock:  # threads that call for the kernel at once wait for the first to load it
+            load()
         _operators.use(capability())
     except BuildError as error:
         return error
@@ -62,12 +63,6 @@ def _load_kernel() -> BuildError | None:
         )
     _loaded.update({"cpu", "auto"} if is_faster() else {"cpu"})
     return None
-
-
-@functools.cache
-def _kernel_error() -> BuildError | None:
-    with _lock:  # threads that call for the kernel at once wait for the first to load it
-        return _load_kernel()
 
 
 @functools.cache
@@ -96,7 +91,7 @@ def available_to_auto() -> bool:
     error = _kernel_error()
     if error is not None and not isinstance(error, KernelDisabledError):
         _warn_of_fallback(str(error))
-    return error is None and "auto" in _loaded
+    return error is None and is_faster()
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

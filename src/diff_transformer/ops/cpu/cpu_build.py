@@ -7,6 +7,7 @@ To load a library is to run it, so one that others could have written is not loa
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -74,6 +75,7 @@ def capability() -> str:
     return "AVX512_BF16" if found == "AVX512" and torch.cpu._is_avx512_bf16_supported() else found
 
 
+@functools.cache
 def is_faster() -> bool:
     """Return whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
     return capability() != "DEFAULT" or platform.machine() not in _X86
