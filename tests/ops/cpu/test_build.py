@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -257,11 +258,19 @@ def test_a_wheels_library_needs_no_compiler(shipped: Path) -> None:
     assert not os.path.exists(os.environ["TORCH_EXTENSIONS_DIR"])
 
 
-def test_a_named_library_without_kernels_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_nothing(capability: str) -> None:
+    raise RuntimeError(f"the library has no kernels for {capability}")
+
+
+@pytest.mark.parametrize("operators", [SimpleNamespace(use=use_nothing), SimpleNamespace()], ids=["ours", "another"])
+def test_a_named_library_without_kernels_for_this_processor(
+    operators: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a wheel's is with ATEN_CPU_CAPABILITY=default."""
     pretend(monkeypatch, "x86_64", "DEFAULT")
+    monkeypatch.setattr(cpu_backend, "_operators", operators)
     monkeypatch.setenv(cpu_build.SWITCH, str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    with pytest.raises(ValueError, match=f"{cpu_build.SWITCH} names a library without kernels for DEFAULT, "):
+    with pytest.raises(ValueError, match=f"library that {cpu_build.SWITCH} names must have kernels for DEFAULT,"):
         diff_attention(*tensors(), 0.5, backend="cpu")  # type: ignore[call-overload]
 
 

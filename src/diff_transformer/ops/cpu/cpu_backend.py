@@ -53,13 +53,14 @@ def _kernel_error() -> BuildError | None:
     try:
         with _lock:  # threads that call for the kernel at once wait for the first to load it
             load()
-        _operators.use(capability())
     except BuildError as error:
         return error
+    try:
+        _operators.use(capability())
     except (AttributeError, RuntimeError):  # of the operator, which only a library that somebody has named can lack
         return BuildError(
-            f"{SWITCH} names a library without kernels for {capability()}, which torch takes this processor to be "
-            "capable of (ATEN_CPU_CAPABILITY in the environment lowers that)"
+            f"the library that {SWITCH} names must have kernels for {capability()}, which torch takes this processor "
+            "to have (ATEN_CPU_CAPABILITY in the environment lowers it), and has none"
         )
     _loaded.update({"cpu", "auto"} if is_faster() else {"cpu"})
     return None
