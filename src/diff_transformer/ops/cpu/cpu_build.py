@@ -110,7 +110,7 @@ def describe() -> Build:
     flags = ("-std=c++20", "-fPIC", *compiler_flags(capability()), *_words("CXXFLAGS"))
     digest = hashlib.blake2b(digest_size=8)
     for part in (torch.__version__, platform.machine(), *flags):
-        digest.update(f"{part}\0".encode())
+        digest.update(os.fsencode(f"{part}\0"))
     for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
     # Torch's extension cache; `torch.utils.cpp_extension`, which knows it too, takes long to import.
@@ -234,7 +234,7 @@ def _compile(build: Build) -> None:
         if fault:
             fault += f"; all output is in {build.log}; another compiler can be named in the environment variable CXX; "
             fault += "to try again, remove that file"
-            log.write_bytes(f"{identity}\n{fault}\n".encode() + log.read_bytes())
+            log.write_bytes(os.fsencode(f"{identity}\n{fault}\n") + log.read_bytes())
             os.replace(log, build.log)
             raise BuildError(fault)
         with open(library, "rb") as file:
@@ -286,7 +286,7 @@ def _find_compiler(build: Build) -> tuple[list[str], str]:
     # Another compiler, or another version of it, deserves a try.
     identity = f"{shlex.join(command)} {os.path.realpath(compilers[0])} {os.stat(compilers[0]).st_mtime_ns}"
     if build.log.is_file():
-        failed, reason, *_ = [*build.log.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
+        failed, reason, *_ = [*os.fsdecode(build.log.read_bytes()).splitlines(), "", ""]
         if failed == identity:
             raise BuildError(reason)
     return command, identity
