@@ -36,15 +36,15 @@ def compile_library(library: Path, *more: Path, namespace: str = "diff_transform
         subprocess.CalledProcessError: where the compiler fails; it has said why.
     """
     sys.path.insert(0, str(SRC))
-    from torch.utils.cpp_extension import include_paths
+    import torch
 
     from diff_transformer.ops.cpu.cpu_build import SOURCES, compiler_flags
 
     compiler = os.environ.get("CXX", "g++")
     machine = subprocess.check_output([compiler, "-dumpmachine"], text=True).partition("-")[0]
     capabilities = X86 if machine == "x86_64" else ("DEFAULT",)
-    includes = [*include_paths(), sysconfig.get_path("include")]
-    common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *(f"-I{path}" for path in includes)]
+    includes = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}"]
+    common = ["-std=c++20", "-fPIC", f"-DTORCH_EXTENSION_NAME={namespace}", *includes]
     registration = "-DCPU_CAPABILITY=DEFAULT" if capabilities != X86 else "-DDIFF_TRANSFORMER_ALL_OF_X86"
     flags = ["-O3", "-ffp-contract=off", registration]
     sources = [path.name for path in sorted(SOURCES.glob("*.cpp")) if path.name != "register.cpp"]
@@ -58,10 +58,10 @@ def compile_library(library: Path, *more: Path, namespace: str = "diff_transform
             done.result()
         objects = [f"{work}/{name}" for name in jobs]
         # torch is loaded before the library is: of it the name alone is stored, for any processor family.
-        torch = f"{work}/libtorch_cpu.so"
+        stub = f"{work}/libtorch_cpu.so"
         link = [compiler, "-shared", "-Wl,--no-as-needed"]
-        subprocess.run([*link, "-Wl,-soname,libtorch_cpu.so", "-o", torch], check=True)
-        subprocess.run([*link, *objects, torch, "-o", library], check=True)
+        subprocess.run([*link, "-Wl,-soname,libtorch_cpu.so", "-o", stub], check=True)
+        subprocess.run([*link, *objects, stub, "-o", library], check=True)
     return machine
 
 

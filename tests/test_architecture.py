@@ -199,8 +199,8 @@ def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:
 @pytest.mark.parametrize("package", ["ops", "nn"])
 def test_ops_and_nn_import_torch_and_triton_alone(package: str) -> None:
     """Inside functions, too, which a test of a running process may not reach."""
-    # The last two where they are installed.
-    allowed = sys.stdlib_module_names | {"torch", "triton", "diff_transformer", "ninja", "flash_attn"}
+    # The last where it is installed.
+    allowed = sys.stdlib_module_names | {"torch", "triton", "diff_transformer", "flash_attn"}
     for file in (HOUSES["diff_transformer"] / package).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -286,6 +286,8 @@ def record(
         if status != FINISHED:
             stages[stage]["last_lines"] = lines
         print(f"{stage}: {status} after {took:.0f} s")
+        if found is not None and "document" in found:  # a lent machine may be gone before its files are fetched
+            print((folder / found["document"]).with_suffix(".md").read_text(encoding="utf-8"), flush=True)
         document["seconds"] = round(time.monotonic() - begin, 1)
         if (reason := why_stop(stage, stages[stage])) is not None:
             document["stopped"] = reason

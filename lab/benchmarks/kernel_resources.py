@@ -44,6 +44,7 @@ from triton.runtime.jit import mangle_type
 
 from diff_lab.results_files import write_json
 from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.packed import pack, packed_views
 from diff_transformer.ops.triton.kernel_arguments import MEASURED_BLOCKS, are_wide, problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 from diff_transformer.utils.files import read_json
@@ -67,7 +68,7 @@ SLOW = {
     },
     "mma.sync": {
         "decode": "a tile has 16 rows, and reading the cache takes the time",
-        "chunk": "the tile of shared noise maps has a fraction of the other's rows",
+        "chunk": "the tile of shared noise maps has a fraction of the other's rows; 64 of wide heads in int8 spill",
         "queries": "of wide heads under a mask: 64 rows spill",
     },
 }
@@ -99,6 +100,7 @@ class Configuration(NamedTuple):
     ratio: int = 1  # signal heads to a noise map
     tf32: bool = False  # how float32 is multiplied
     has_signal: bool = False  # a weight of the first map, beside λ
+    in_eight_bits: bool = False  # keys and values of a cache: it is decoded alone
 
     @property
     def name(self) -> str:
@@ -113,7 +115,19 @@ class Configuration(NamedTuple):
         parts += [f"{self.mask} mask"] if self.mask else []
         parts += [f"length {self.length}"] if self.length % 16 else []
         parts += ["two weights"] if self.has_signal else []
+        parts += ["in eight bits"] if self.in_eight_bits else []
         return ", ".join(parts)
+
+
+def in_eight_bits(d: int) -> tuple[Configuration, ...]:
+    return (
+        Configuration(d, 2 * d, in_eight_bits=True),
+        Configuration(d, d, key_heads=2, key_maps=1, has_norm=False, in_eight_bits=True),
+        Configuration(d, 2 * d, window=512, mask="padding", in_eight_bits=True),
+        Configuration(d, 2 * d, is_causal=False, mask="full", length=4095, in_eight_bits=True),
+        Configuration(d, 2 * d, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095, in_eight_bits=True),
+        Configuration(d, 2 * d, torch.float32, in_eight_bits=True),
+    )
 
 
 CONFIGURATIONS = tuple(
@@ -139,6 +153,7 @@ CONFIGURATIONS = tuple(
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095, has_signal=True),
         Configuration(d, dv, torch.float32, has_signal=True),
         Configuration(d, dv, torch.float32, tf32=True, has_signal=True),
+        *in_eight_bits(d),
     )
 )
 
@@ -154,6 +169,7 @@ HARDEST = tuple(
         Configuration(d, dv, key_heads=2, ratio=4, is_causal=False, mask="full", length=4095),
         Configuration(d, dv, has_signal=True),
         Configuration(d, dv, is_causal=False, mask="full", length=4095, has_signal=True),
+        *in_eight_bits(d),
     )
 )
 
@@ -173,6 +189,8 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
         q = empty(batch, queries, heads // c.ratio, c.ratio + 1, c.d).permute(0, 2, 3, 1, 4)
         k = empty(batch, n, c.key_heads, c.key_maps, c.d).permute(0, 2, 3, 1, 4)
         v = empty(batch, n, c.key_heads, c.dv).transpose(1, 2)
+        if c.in_eight_bits:
+            k, v = packed_views(pack(k.transpose(2, 3).flatten(-2)), pack(v), c.d)
         rows = {None: None, "padding": 1, "full": queries}[c.mask]
         mask = None if rows is None else empty(batch, 1, rows, n, dtype=torch.bool)
         bounds = empty(2, n, dtype=torch.int32) if documents else None
@@ -188,12 +206,13 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     def named(*kernels: str) -> list[str]:
         return [kernel + of_map for of_map in of_maps for kernel in kernels]
 
-    yield from zip(named("forward"), plan_forward(problem, norm, save=False)[0], strict=True)
-    saving, out, saved = plan_forward(problem, norm, save=True)
-    yield from zip(named("forward, for gradients"), saving, strict=True)
-    assert saved is not None
-    names = ["rows", *named(*by_keys), *named("queries")]
-    yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
+    if not c.in_eight_bits:
+        yield from zip(named("forward"), plan_forward(problem, norm, save=False)[0], strict=True)
+        saving, out, saved = plan_forward(problem, norm, save=True)
+        yield from zip(named("forward, for gradients"), saving, strict=True)
+        assert saved is not None
+        names = ["rows", *named(*by_keys), *named("queries")]
+        yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
         yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264, c.has_signal)[0], strict=True)
         if c.dtype.itemsize == 2:
@@ -212,7 +231,9 @@ def source_of(launch: Launch) -> ASTSource:
         signature[name] = "constexpr" if parameter.is_constexpr else mangle_type(value, specialize=is_special)
         if signature[name] == "constexpr":
             constants[name] = value
-        elif isinstance(value, Tensor) or (is_special and isinstance(value, int) and value % 16 == 0):
+            continue
+        is_aligned = isinstance(value, Tensor) and not parameter.do_not_specialize_on_alignment
+        if is_aligned or (is_special and isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 

@@ -30,7 +30,7 @@ from transformers import (
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS, eager_attention_forward
-from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_transformer.ops.cpu.cpu_build import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits

@@ -11,7 +11,7 @@ from budget import Case, Problem, build, expect
 from counted_operators import Operators
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import backends
-from diff_transformer.ops.cpu.cpu_backend import is_faster
+from diff_transformer.ops.cpu.cpu_build import is_faster
 
 
 def operators(problem: Problem, **options: Any) -> Operators:

@@ -665,6 +665,7 @@ def test_open_widths_compile_in_one_graph(library: StandIn, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.parametrize("backend", STAND_INS)
 @pytest.mark.parametrize("case", CASES)
 def test_on_a_gpu(case: str, backend: str) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from diff_transformer import diff_attention
 from diff_transformer.ops import lambda_value
-from diff_transformer.ops.cpu.cpu_backend import is_faster, reason_against_cpu_kernel
+from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
+from diff_transformer.ops.cpu.cpu_build import is_faster
 from journeys import files_entered
 
 

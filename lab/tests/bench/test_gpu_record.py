@@ -57,6 +57,17 @@ def test_every_stage_has_its_place_in_the_record(programs: Callable[[str], Any],
     assert "stopped" not in document
 
 
+def test_the_page_of_a_stage_is_printed(
+    programs: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a machine's output holds is there also where its files are lost."""
+    (page := tmp_path / "pages" / "times.md").parent.mkdir()
+    page.write_text("| triton | 1.19 |", encoding="utf-8")
+    stages = {"operator": f"write({{'document': {str(page.with_suffix('.json'))!r}}})"}
+    programs("gpu_record").record(tmp_path, made_up(tmp_path, stages), os.environ, {"operator": 30.0})
+    assert "| triton | 1.19 |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("stage", "reason"),
     [

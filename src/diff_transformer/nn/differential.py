@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from diff_transformer.nn.attention import Attention
 from diff_transformer.nn.layers import DualLambda, HeadwiseNorm, Lambda
-from diff_transformer.ops import diff_attention
-from diff_transformer.ops.packed import packed_attention
+from diff_transformer.ops.operator import diff_attention, packed_attention
 
 
 class DifferentialAttention(Attention):

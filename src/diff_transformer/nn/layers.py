@@ -107,8 +107,7 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
     def __init__(self, head_dim: int, layer: int, lambda_init: float | str = "schedule") -> None:
         super().__init__()
         self.lambda_init = constant_lambda(layer, lambda_init)
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim, dtype=dtype)) for _ in range(4))
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim)) for _ in range(4))
         self._known: Tensor | None = None  # the vectors' numbers, λ_init and λ
         self.reset_parameters()
 
@@ -156,8 +155,7 @@ class DualLambda(KeepsFloat32, ReplicatedAcrossHeads):
     def __init__(self, layer: int, lambda_init: float | str = "schedule") -> None:
         super().__init__()
         self.lambda_init = constant_lambda(layer, lambda_init)
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.a, self.b = (nn.Parameter(torch.empty(1, dtype=dtype)) for _ in range(2))  # FSDP2 shards no scalars
+        self.a, self.b = (nn.Parameter(torch.empty(1)) for _ in range(2))  # FSDP2 shards no scalars
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

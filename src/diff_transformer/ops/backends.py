@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, is_block_mask, isolate_nonfinite, reason_against_dtype
+from diff_transformer.ops.attention_request import Norm, Request, is_block_mask, isolate_nonfinite, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
@@ -116,6 +116,13 @@ def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:
     """Return the ``decode_fast_path``, if any, of the CPU's backend of this name."""
     named = _BACKENDS.get("cpu" if backend == "auto" else backend)
     return None if named is None else named.decode_fast_path
+
+
+def decode_rows(backend: str, request: Request, norm: Norm | None) -> Tensor | None:
+    """Answer by Triton's kernels a request whose keys and values are :func:`packed_views`, or return None."""
+    if backend not in ("auto", "triton") or _reason_in_request("triton", request) is not None:
+        return None
+    return triton_attention(request, norm) if backend == "triton" or kernels_are_right(request) else None
 
 
 def resolve(backend: str, request: Request, dropout_p: float = 0.0) -> Backend:

@@ -37,15 +37,6 @@ DEVICE_SCORES = 1 << 24  # away from the CPU every step is a launch: few, large 
 Limit = tuple[int, Tensor]
 
 
-def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int:
-    """Return how many queries to take at a time, of ``heads`` heads that go together.
-
-    A causal block computes the half of its last columns that is hidden, so a short sequence takes fewer rows.
-    """
-    rows = min(scores, s * s // 8) // (heads * s)
-    return min(n, max(MIN_ROWS, min(MAX_ROWS, rows - rows % MIN_ROWS)))
-
-
 class _Block(NamedTuple):
     """Rows start … stop − 1 of the queries, keys low … high − 1, and those among them that all of the rows see."""
 
@@ -71,16 +62,6 @@ class _Part:
     lam: Tensor  # (C, M, N, 1)
     signal: Tensor | None  # as λ: the factors of the signal maps
     mask: Tensor | None  # (sequences, key heads, M, N, S), any of these or 1
-
-
-def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
-    """Write the softmax into ``out``, 0 for a row of −∞ alone, in steps that are faster than masked_fill.
-
-    Changes ``scores``.
-    """
-    fully_masked = scores.amax(-1, keepdim=True) == -math.inf
-    scores.clamp_(min=torch.where(fully_masked, 0.0, -math.inf))
-    return torch.softmax(scores, dim=-1, out=out).mul_(~fully_masked)
 
 
 def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
@@ -112,7 +93,9 @@ class _Problem:
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.may_be_fully_masked = request.attn_mask is not None or (is_causal and n > s)
         scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
-        rows = rows_per_block(heads_per_key, n, s, scores)
+        # A causal block computes the half of its last columns that is hidden: a short sequence takes fewer rows.
+        rows = min(scores, s * s // 8) // (heads_per_key * s)
+        rows = min(n, max(MIN_ROWS, min(MAX_ROWS, rows - rows % MIN_ROWS)))
         self.ranges, bounds = request.key_ranges(), request.segment_bounds
         # Away from the CPU, looking at the documents would wait for all the work before.
         looks_at_documents = q.device.type == "cpu" or bounds is None
@@ -198,8 +181,10 @@ class _Problem:
             elif mask is not None:
                 tiles.add_(mask)
             weights = self.buffer(c, *scores.shape)
-            if self.may_be_fully_masked:
-                maps.append(softmax_or_zero_(scores, weights))
+            if self.may_be_fully_masked:  # a row of −∞ alone becomes 0, in steps that are faster than masked_fill
+                sees_none = scores.amax(-1, keepdim=True) == -math.inf
+                scores.clamp_(min=torch.where(sees_none, 0.0, -math.inf))
+                maps.append(torch.softmax(scores, -1, out=weights).mul_(~sees_none))
             else:
                 maps.append(torch.softmax(scores, -1, out=weights))
         return maps[0], maps[1]

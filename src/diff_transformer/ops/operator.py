@@ -15,15 +15,21 @@ from diff_transformer.ops.attention_request import (
     check_dense,
     confine,
     is_block_mask,
+    is_eager,
     is_floating,
     segment_bounds_from,
 )
-from diff_transformer.ops.backends import Backend, fast_path_of, resolve
+from diff_transformer.ops.backends import Backend, decode_rows, fast_path_of, resolve
 from diff_transformer.ops.functional import rms_norm
+from diff_transformer.ops.packed import packed_views, rows_are_words, unpacked
 from diff_transformer.ops.reference import log_sums, softmax_maps
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+# The CPU kernel's arguments after λ for decoding, in its order, with the operator's defaults.
+_OF_DECODING: dict[str, Any] = {"attn_mask": None, "is_causal": False, "scale": None, "window": None}
+_OF_DECODING |= {"norm_weight": None, "norm_eps": 1e-5, "norm_scale": 1.0, "signal_weight": None}
 
 
 @overload
@@ -152,42 +158,70 @@ def diff_attention(
     q = _joined(q)
     fast_path = None if return_lse else fast_path_of(backend)
     if fast_path is not None and cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
-        norm = norm_weight, norm_eps, norm_scale
-        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *norm, signal_weight)
+        more = norm_weight, norm_eps, norm_scale, signal_weight
+        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *more)
         if out is not None:
             return out
     if return_lse and signal_weight is None:
         # So that the kernels have a factor of each map, beside which a gradient of its log-sum fits.
         signal_weight = 1.0
     request = _checked({"q": q, "k": k, "v": v}, lam, is_causal, attn_mask, scale, window, cu_seqlens, signal_weight)
-    _check_number("norm_eps", norm_eps)
-    _check_number("norm_scale", norm_scale)
+    norm = _checked_norm(request.v, norm_weight, norm_eps, norm_scale)
     _check_number("dropout_p", dropout_p)
-    if norm_eps < 0:
-        _refuse(f"norm_eps must be 0 or more, got {norm_eps!r}.")
     if not 0 <= dropout_p < 1:
         _refuse(f"dropout_p must be at least 0 and below 1, got {dropout_p!r}.")
-    if norm_weight is not None:
-        _check_tensor("norm_weight", norm_weight, v)
-        if tuple(norm_weight.shape) != (v.shape[-1],) or not is_floating(norm_weight):
-            _refuse(
-                f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(norm_weight)} "
-                f"{norm_weight.dtype}."
-            )
     if return_lse and is_block_mask(request.attn_mask):
         _refuse("return_lse needs attn_mask as a tensor or None, got a BlockMask.")
     chosen = resolve(backend, request, dropout_p)
     options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
     if return_lse:
         out, first, second = _with_log_sums(chosen, request, *options)
-        if norm_weight is not None:
-            out = rms_norm(out, norm_weight, norm_eps) * norm_scale
-        return out, first, second
-    if norm_weight is None:
-        return chosen.attend(request, *options)
-    if chosen.fuses_norm:
-        return chosen.attend(request, Norm(norm_weight, norm_eps, norm_scale))
-    return rms_norm(chosen.attend(request, *options), norm_weight, norm_eps) * norm_scale
+        return _normed(out, norm), first, second
+    if norm is not None and chosen.fuses_norm:
+        return chosen.attend(request, norm)
+    return _normed(chosen.attend(request, *options), norm)
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *, backend: str = "auto", **settings: Any) -> Tensor:
+    """Compute :func:`diff_attention` of packed keys (B, H_kv, S, [k1; k2]) and values, as :func:`pack` makes them.
+
+    The kernels of the CPU and Triton read the rows as they are for the few queries of decoding. For anything else they
+    are unpacked.
+    """
+    if settings.get("cu_seqlens") is None and not settings.get("dropout_p") and not torch.is_grad_enabled():
+        arguments = {name: settings.get(name, default) for name, default in _OF_DECODING.items()}
+        fast_path = fast_path_of(backend)
+        out = None if fast_path is None else fast_path(backend, q, k, v, lam, *arguments.values(), packed=True)
+        if out is None and (backend == "triton" or q.is_cuda) and is_eager(q, k, v) and rows_are_words(q, k, v):
+            of_norm = [arguments.pop(name) for name in ("norm_weight", "norm_eps", "norm_scale")]
+            keys, values = packed_views(k, v, q.shape[-1])
+            # A check looks at no number: for those of the rows stand tensors of their shapes, without memory.
+            stand_ins = {name: q.new_empty(()).expand(x.shape) for name, x in (("k", keys), ("v", values))}
+            request = _checked({"q": q, **stand_ins}, lam, cu_seqlens=None, **arguments)
+            out = decode_rows(backend, request._replace(k=keys, v=values), _checked_norm(request.v, *of_norm))
+        if out is not None:
+            return out
+    return diff_attention(q, *unpacked(k, v, q.shape[-1], q.dtype), lam, backend=backend, **settings)
+
+
+def _checked_norm(v: Tensor, weight: Tensor | None, eps: float, factor: float) -> Norm | None:
+    _check_number("norm_eps", eps)
+    _check_number("norm_scale", factor)
+    if eps < 0:
+        _refuse(f"norm_eps must be 0 or more, got {eps!r}.")
+    if weight is None:
+        return None
+    _check_tensor("norm_weight", weight, v)
+    if tuple(weight.shape) != (v.shape[-1],) or not is_floating(weight):
+        _refuse(
+            f"norm_weight must be ({v.shape[-1]},) and floating, of 16 bits or more, got {_shape(weight)} "
+            f"{weight.dtype}."
+        )
+    return Norm(weight, eps, factor)
+
+
+def _normed(out: Tensor, norm: Norm | None) -> Tensor:
+    return out if norm is None else rms_norm(out, norm.weight, norm.eps) * norm.factor
 
 
 def _with_log_sums(chosen: Backend, request: Request, *options: float) -> tuple[Tensor, Tensor, Tensor]:

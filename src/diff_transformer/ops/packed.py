@@ -1,17 +1,9 @@
-"""Attends to keys and values in eight bits, as a cache of them holds their rows."""
-
-from typing import Any
+"""Rounds keys and values to eight bits, in the rows that a cache holds."""
 
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.backends import fast_path_of
-from diff_transformer.ops.operator import diff_attention
-
 _SCALE = 4  # bytes of a float32 behind the numbers of a row
-# The arguments of the CPU kernel after λ, in its order, with the operator's defaults.
-_ARGUMENTS: dict[str, Any] = {"attn_mask": None, "is_causal": False, "scale": None, "window": None}
-_ARGUMENTS |= {"norm_weight": None, "norm_eps": 1e-5, "norm_scale": 1.0, "signal_weight": None}
 
 
 def pack(x: Tensor) -> Tensor:
@@ -35,16 +27,18 @@ def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return (rows[..., :-_SCALE] * scale).to(dtype)
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *, backend: str = "auto", **settings: Any) -> Tensor:
-    """Compute :func:`diff_transformer.diff_attention` of packed keys (B, H_kv, S, [k1; k2]) and values.
+def unpacked(k: Tensor, v: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the keys (B, H_kv, 2 or 1, S, d) and values that rows of [k1; k2] and of values stand for."""
+    return unpack(k, dtype).unflatten(-1, (-1, d)).transpose(2, 3), unpack(v, dtype)
 
-    The CPU kernel reads the rows as they are for the few queries of decoding. For anything else they are unpacked.
-    """
-    fast_path = fast_path_of(backend)
-    if fast_path is not None and settings.get("cu_seqlens") is None and not settings.get("dropout_p"):
-        arguments = (settings.get(name, default) for name, default in _ARGUMENTS.items())
-        out = fast_path(backend, q, k, v, lam, *arguments, packed=True)
-        if out is not None:
-            return out
-    keys = unpack(k, q.dtype).unflatten(-1, (-1, q.shape[-1])).transpose(2, 3)
-    return diff_attention(q, keys, unpack(v, q.dtype), lam, backend=backend, **settings)
+
+def packed_views(k: Tensor, v: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """View the int8 of rows as such keys and values; the scale of a row stays behind it in memory."""
+    return k[..., :-_SCALE].unflatten(-1, (-1, d)).transpose(2, 3), v[..., :-_SCALE]
+
+
+def rows_are_words(q: Tensor, *rows: Tensor) -> bool:
+    """Return whether rows are where q is, near enough for 32 bits to count the bytes of a block, and in words."""
+    places = [q.shape[-1], *(place for x in rows for place in (x.data_ptr(), x.shape[-1], *x.stride()[:-1]))]
+    are_near = (x.device == q.device and x.stride(-1) == 1 and x.stride(-2) < 1 << 24 for x in rows)
+    return all(are_near) and all(x.dtype == torch.int8 for x in rows) and not any(place % _SCALE for place in places)

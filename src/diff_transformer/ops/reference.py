@@ -79,7 +79,9 @@ def _log_sums(request: Request) -> Tensor:
 
 def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
     """Compute A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
-    maps = softmax_or_zero(_scores(request))  # (B, G, r + 1, N, S)
+    scores = _scores(request)  # (B, G, r + 1, N, S)
+    sees_none = (scores == float("-inf")).all(-1, keepdim=True)  # such a row is 0, with gradient 0, instead of NaN
+    maps = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
     if request.ratio == 1:
         a1, a2 = maps.unbind(2)
         return a1, a2
@@ -98,12 +100,6 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     with without_autocast(v.device.type):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
     return out.to(request.q.dtype)
-
-
-def softmax_or_zero(scores: Tensor) -> Tensor:
-    """Compute the softmax over the last axis; a row of −∞ alone becomes 0 (with gradient 0) instead of NaN."""
-    fully_masked = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
 
 
 def rounding_band(size: Tensor, eps: float, roundings: int, terms: int = 0) -> Tensor:

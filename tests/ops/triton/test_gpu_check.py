@@ -221,7 +221,10 @@ def test_the_real_kernels_pass_in_the_interpreter(
     if not triton_backend.interpreted():
         pytest.skip("there is a GPU: the kernels do not run on the CPU")
     gpu.kernels = triton_backend.triton_attention
-    assert reason_against_family(Family(dtype, 16, 32, mask, pass_, in_groups, has_signal=has_signal), CPU) is None
+    family = Family(dtype, 16, 32, mask, pass_, in_groups, has_signal=has_signal)
+    assert reason_against_family(family, CPU) is None
+    if pass_ in DECODING:  # rows of int8, too
+        assert reason_against_family(family._replace(in_eight_bits=True), CPU) is None
 
 
 KEYS = """
@@ -231,7 +234,8 @@ KEYS = """
     from triton.runtime.jit import create_function_from_signature
 
     from diff_transformer.ops.attention_request import Norm, Request
-    from diff_transformer.ops.triton.gpu_check import DECODING, FORWARD, TRAINING, Family, _case
+    from diff_transformer.ops.packed import pack, packed_views
+    from diff_transformer.ops.triton.gpu_check import DECODING, FORWARD, TRAINING, Family, _case, _in_eight_bits
     from diff_transformer.ops.triton.kernel_arguments import has_few_queries, problem_of
     from diff_transformer.ops.triton.launch import plan_backward, plan_decode, plan_forward
 
@@ -251,16 +255,20 @@ KEYS = """
     def empty(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
 
-    for pass_, batch, n, s, key_heads, d in (
-        (TRAINING, 1, 4096, 4096, 8, 64), (TRAINING, 2, 1024, 1024, 2, 128), (FORWARD, 3, 1000, 1000, 8, 64),
-        (FORWARD, 1, 777, 777, 4, 128), (one, 1, 1, 4000, 8, 64), (one, 5, 1, 333, 2, 128),
-        (sixteen, 1, 2, 501, 2, 64), (chunk, 1, 32, 4096, 4, 64),
+    for pass_, batch, n, s, key_heads, d, bits in (
+        (TRAINING, 1, 4096, 4096, 8, 64, 16), (TRAINING, 2, 1024, 1024, 2, 128, 16),
+        (FORWARD, 3, 1000, 1000, 8, 64, 16), (FORWARD, 1, 777, 777, 4, 128, 16), (one, 1, 1, 4000, 8, 64, 16),
+        (one, 5, 1, 333, 2, 128, 16), (sixteen, 1, 2, 501, 2, 64, 16), (chunk, 1, 32, 4096, 4, 64, 16),
+        (one, 5, 1, 333, 2, 128, 8),
     ):
         case = _case(Family(torch.bfloat16, d, 2 * d, "", pass_), torch.device("cpu"))
+        case = _in_eight_bits(case, case)[0] if bits == 8 else case
         checked = set(binaries(case.request, case.weight, pass_ == TRAINING))
         q = empty(batch, n, 8, 2, d).permute(0, 2, 3, 1, 4)  # as projections and a cache hold them
         k = empty(batch, key_heads, s + 7, 2, d)[:, :, :s].transpose(2, 3)
         v = empty(batch, key_heads, s + 7, 2 * d)[:, :, :s]
+        if bits == 8:  # of a window, that begins anywhere in memory
+            k, v = packed_views(*(pack(x)[:, :, 1:] for x in (k.transpose(2, 3).flatten(-2), v)), d)
         lam = torch.tensor(0.5).expand(batch, 8, n)
         request = Request(q, k, v, lam, None, True, d**-0.5, None, None)
         others = [name for name, key in binaries(request, case.weight, pass_ == TRAINING) if (name, key) not in checked]
@@ -274,7 +282,7 @@ def test_what_was_checked_is_what_runs() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", textwrap.dedent(KEYS)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.count("\n") == done.stdout.count("[]") == 8, done.stdout + done.stderr
+    assert done.stdout.count("\n") == done.stdout.count("[]") == 9, done.stdout + done.stderr
 
 
 def test_a_full_device_says_nothing_of_the_kernels(gpu: Hopper) -> None:

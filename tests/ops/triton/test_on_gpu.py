@@ -18,7 +18,10 @@ from budget import Case, Problem, build, plain_attention, prepared
 from cases import CASES, case
 from counted_operators import Operators
 from diff_transformer import diff_attention
+from diff_transformer.ops import operator
 from diff_transformer.ops.attention_request import position_mask, segment_bounds_from
+from diff_transformer.ops.operator import packed_attention
+from diff_transformer.ops.packed import pack, unpacked
 from diff_transformer.ops.triton.triton_backend import interpreted
 from nonfinite_problems import check_output, check_pair, spoil
 
@@ -192,6 +195,26 @@ DECODING = {
 @pytest.mark.parametrize("size", DECODING)
 def test_decoding(size: str, norm: bool) -> None:
     check_against_formula(DECODING[size], norm=norm, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 3])
+def test_rows_of_eight_bits(monkeypatch: pytest.MonkeyPatch, start: int, dtype: torch.dtype) -> None:
+    """At an address that 16 divides and another: about as far from float64 as the same kernels with unpacked rows."""
+    for name, size in DECODING.items():
+        problem = on_gpu(replace(size, dtype=dtype))
+        k, v = pack(problem.k.transpose(2, 3).flatten(-2))[:, :, start:], pack(problem.v)[:, :, start:]
+        options = {key: x[..., start:] if key == "attn_mask" else x for key, x in problem.options.items()}
+        wide = unpacked(k, v, size.d, torch.float64)
+        with torch.no_grad():
+            exact = diff_attention(problem.q.double(), *wide, problem.lam, backend="reference", **options)
+            numbers = unpacked(k, v, size.d, dtype)
+            plain = diff_attention(problem.q, *numbers, problem.lam, backend="triton", **options)
+            with monkeypatch.context() as patch:
+                patch.setattr(operator, "unpacked", None)
+                out = packed_attention(problem.q, k, v, problem.lam, backend="triton", **options)
+        limit = 1.5 * (plain - exact).abs().max() + 4 * torch.finfo(dtype).eps * exact.abs().max()
+        assert (out - exact).abs().max() <= limit, name
 
 
 WITH_NAN = {

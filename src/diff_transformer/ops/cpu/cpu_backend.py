@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import os
-import platform
 import threading
 import warnings
 from typing import Any
@@ -28,8 +27,8 @@ from diff_transformer.ops.cpu.cpu_build import (
     BuildError,
     KernelDisabledError,
     capability,
+    is_faster,
     load,
-    unavailable_reason,
 )
 from diff_transformer.ops.functional import rms_norm
 
@@ -49,26 +48,22 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.cache
-def _load_kernel() -> BuildError | None:
+def _kernel_error() -> BuildError | None:
     """Load the kernel, which compiles it if nobody has yet; return the reason if that fails."""
-    error = unavailable_reason()
-    if error is not None:
+    try:
+        with _lock:  # threads that call for the kernel at once wait for the first to load it
+            load()
+    except BuildError as error:
         return error
     try:
-        load()
-    except BuildError as failure:
-        return failure
-    _operators.use(capability())
-    _loaded.add("cpu")
-    if is_faster():
-        _loaded.add("auto")
+        _operators.use(capability())
+    except (AttributeError, RuntimeError):  # of the operator, which only a library that somebody has named can lack
+        return BuildError(
+            f"the library that {SWITCH} names must have kernels for {capability()}, which torch takes this processor "
+            "to have (ATEN_CPU_CAPABILITY in the environment lowers it), and has none"
+        )
+    _loaded.update({"cpu", "auto"} if is_faster() else {"cpu"})
     return None
-
-
-@functools.cache
-def _kernel_error() -> BuildError | None:
-    with _lock:  # threads that call for the kernel at once wait for the first to load it
-        return _load_kernel()
 
 
 @functools.cache
@@ -98,15 +93,6 @@ def available_to_auto() -> bool:
     if error is not None and not isinstance(error, KernelDisabledError):
         _warn_of_fallback(str(error))
     return error is None and is_faster()
-
-
-@functools.cache
-def is_faster() -> bool:
-    """Return whether the kernel is faster than ``blockwise``: not on x86 without AVX2, as at::vec lacks vectors
-    there.
-    """
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

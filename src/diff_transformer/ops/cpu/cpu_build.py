@@ -1,15 +1,14 @@
 """Finds the kernel's library: in the wheel, or compiled on first use into torch's extension cache.
 
 The library of a wheel is for every torch from 2.10 on, every Python, and each instruction set of its processor family.
-Elsewhere a separate process compiles one in a work folder, and loads the result to try it. Only then is the library
-moved into the cache, in one step: no process can meet half a library, and the calling process keeps its environment
-and warnings. All that decides the machine code is in the name of the folder, so a library in it is never out of date.
+Elsewhere one is compiled in a work folder and loaded, and only then moved into the cache, in one step: no process can
+meet half a library. All that decides the machine code is in the name of its folder, so it is never out of date.
 To load a library is to run it, so one that others could have written is not loaded, and none is compiled if they can.
 """
 
 import contextlib
+import functools
 import hashlib
-import json
 import os
 import platform
 import re
@@ -22,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch._appdirs
@@ -34,17 +33,6 @@ SHIPPED = Path(__file__).parent / f"{LIBRARY}.so"  # of a wheel; a checkout has 
 # In the environment: 0 switches the kernel off, a path names a compiled library to take.
 SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
 
-# What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
-# caller's torch. It ignores SIGINT, so that it does not kill ninja before ninja has ended the compilers.
-_COMPILE = """
-import json, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-path, arguments = json.loads(sys.argv[1])
-sys.path[:] = path
-from torch.utils import cpp_extension
-cpp_extension.load(**arguments, is_python_module=False)
-"""
-
 
 class BuildError(RuntimeError):
     """The kernel cannot be had: a sentence without its full stop that says why, and how to repair it."""
@@ -54,28 +42,18 @@ class KernelDisabledError(BuildError):
     """The kernel is switched off, or not made for this system: nothing has to be repaired."""
 
 
-@dataclass(frozen=True)
-class Build:
-    """One build: these sources with these flags, for this torch."""
+class Build(NamedTuple):
+    """A library that was compiled elsewhere, or one to be compiled from these sources with these flags."""
 
-    folder: Path
-    sources: tuple[Path, ...]
-    flags: tuple[str, ...]
+    library: Path
     capability: str
-    shipped: Path | None = None  # compiled elsewhere
-
-    @property
-    def library(self) -> Path:
-        return self.shipped or self.folder / f"{LIBRARY}.so"
+    sources: tuple[Path, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
-        return self.folder / "build.log"
-
-    @property
-    def failure(self) -> Path:
         """The record of a build that failed, so that the next process does not wait for the same failure."""
-        return self.folder / "failure.json"
+        return self.library.with_name("build.log")
 
 
 _X86 = ("x86_64", "AMD64")
@@ -97,11 +75,14 @@ def capability() -> str:
     return "AVX512_BF16" if found == "AVX512" and torch.cpu._is_avx512_bf16_supported() else found
 
 
-def compiler_flags(capability: str) -> tuple[str, ...]:
-    """Return the flags of the kernels for a :func:`capability`.
+@functools.cache
+def is_faster() -> bool:
+    """Return whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
+    return capability() != "DEFAULT" or platform.machine() not in _X86
 
-    The C++ standard is left to ``cpp_extension``, which knows that of its torch.
-    """
+
+def compiler_flags(capability: str) -> tuple[str, ...]:
+    """Return the flags of the kernels for a :func:`capability`."""
     # A maximum of rounded scores is subtracted from them: a product that the compiler fused into the difference would
     # not be rounded, and large scores would lie above their maximum.
     flags = ("-O3", "-fno-math-errno", "-ffp-contract=off", f"-DCPU_CAPABILITY={capability}")
@@ -110,55 +91,62 @@ def compiler_flags(capability: str) -> tuple[str, ...]:
 
 def describe() -> Build:
     """Describe the build that this process needs. Raises BuildError if there can be none."""
+    named = os.environ.get(SWITCH, "")
+    if named == "0":
+        raise KernelDisabledError(f"it is switched off by {SWITCH}=0")
     if sys.platform not in ("linux", "darwin"):
         raise KernelDisabledError(f"the fused kernel is for Linux and macOS, this is {platform.system()}")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # the first with the interface of register.cpp
         raise BuildError(f"it needs torch 2.10 or newer, this is {torch.__version__}: pip install --upgrade torch")
-    found = capability()
-    named = os.environ.get(SWITCH, "")
-    is_path = named not in ("", "0", "1")
+    is_path = named not in ("", "1")
     shipped = Path(named) if is_path else SHIPPED
     if is_path and not shipped.is_file():
         raise BuildError(f"{SWITCH} must be 0, 1 or the path of a compiled library, got {named!r}, which is no file")
-    if shipped.is_file() and (is_path or found != "DEFAULT" or platform.machine() not in _X86):
-        return Build(shipped.parent, (), (), found, shipped)
+    if shipped.is_file() and (is_path or is_faster()):
+        return Build(shipped, capability())
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
     if not any(path.suffix == ".cpp" for path in sources):
         raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
-    flags = (*compiler_flags(found), *_words("CXXFLAGS"))
+    flags = ("-std=c++20", "-fPIC", *compiler_flags(capability()), *_words("CXXFLAGS"))
     digest = hashlib.blake2b(digest_size=8)
-    for part in (torch.__version__, sys.implementation.cache_tag, platform.machine(), *flags):
-        digest.update(f"{part}\0".encode())
+    for part in (torch.__version__, platform.machine(), *flags):
+        digest.update(os.fsencode(f"{part}\0"))
     for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
     # Torch's extension cache; `torch.utils.cpp_extension`, which knows it too, takes long to import.
     cache = os.environ.get("TORCH_EXTENSIONS_DIR") or torch._appdirs.user_cache_dir(appname="torch_extensions")
-    return Build(Path(os.path.realpath(cache), f"{LIBRARY}_{digest.hexdigest()}"), sources, flags, found)
+    folder = os.path.realpath(Path(cache, f"{LIBRARY}_{digest.hexdigest()}"))
+    return Build(Path(folder, f"{LIBRARY}.so"), capability(), sources, flags)
+
+
+def find() -> Build:
+    """Find the library, or what it takes to compile it. Raises BuildError if the kernel cannot be had."""
+    build = describe()
+    if build.sources:
+        with _usable_cache(build):
+            if (reason := refusal(build.library)) is not None:
+                raise BuildError(f"torch's extension cache is not safe: {reason}")
+            if not build.library.is_file():
+                _find_compiler(build)
+    return build
 
 
 def unavailable_reason() -> BuildError | None:
     """Return why the kernel cannot be had, as far as that is known without compiling anything; or None."""
-    if os.environ.get(SWITCH) == "0":
-        return KernelDisabledError(f"it is switched off by {SWITCH}=0")
     try:
-        build = describe()
-        if not _is_there(build):
-            _find_tools()
-            _raise_earlier_failure(build)
+        find()
     except BuildError as error:
         return error
-    except OSError as error:
-        return _cannot_use(build, error)
     return None
 
 
 def status() -> str:
     """Describe the state of the kernel in words, without compiling anything."""
-    reason = unavailable_reason()
-    if reason is not None:
-        return f"not used: {reason}"
-    build = describe()
-    if _is_there(build):
+    try:
+        build = find()
+    except BuildError as error:
+        return f"not used: {error}"
+    if build.library.is_file():
         return f"compiled for {build.capability}: {build.library}"
     return "not compiled yet: the first call that uses it will do it"
 
@@ -168,64 +156,46 @@ def load() -> None:
 
     A BuildError says why it cannot be had. A build that failed before is not tried again with the same compiler.
     """
-    build = describe()
-    if build.shipped is None and not _compile_if_missing(build):
-        return
-    try:
-        torch.ops.load_library(build.library)
-    except OSError as error:
-        cause = error.__cause__ or error
-        raise BuildError(f"{build.library} does not load ({cause}): remove it, so that it is compiled again") from error
-
-
-def _compile_if_missing(build: Build) -> bool:
-    """Compile if need be; return False if the library was there, and is loaded now."""
-    try:
-        if _loads(build):
-            return False
-        with _build_lock(build):
-            if _loads(build):  # another process has compiled it in the meantime
-                return False
-            _raise_earlier_failure(build)
-            _compile(build)
-            return True
-    except OSError as error:
-        raise _cannot_use(build, error) from error
-
-
-def _is_there(build: Build) -> bool:
-    """Return whether the library is in the cache, or a wheel's. Raises as :func:`_refuse_unsafe` does."""
-    if build.shipped is None:
-        _refuse_unsafe(build)
-    return build.library.is_file()
-
-
-def _refuse_unsafe(build: Build) -> None:
-    """Raise BuildError if somebody else could have written the library, or could replace one written now."""
-    if (reason := refusal(build.library)) is not None:
-        raise BuildError(f"torch's extension cache is not safe: {reason}")
-
-
-def _loads(build: Build) -> bool:
-    """Load the library if it is there. One that does not load (damaged, or made elsewhere) is as good as absent."""
-    if not _is_there(build):
-        return False
-    try:
-        torch.ops.load_library(build.library)
-    except OSError:
-        return False
-    return True
+    build = find()
+    fault = _load(build.library)
+    if fault and not build.sources:
+        raise BuildError(f"{build.library} does not load ({fault}): remove it, so that it is compiled again")
+    if fault:  # it is absent, or as good as that: damaged, or made elsewhere
+        with _usable_cache(build):
+            make_private(build.library.parent)
+            find()  # somebody else may have made the folder in the meantime
+            with _lock(build.library.with_name("build.lock")):
+                if _load(build.library):  # another process may have compiled it in the meantime
+                    _compile(build)
 
 
 @contextlib.contextmanager
-def _build_lock(build: Build) -> Iterator[None]:
+def _usable_cache(build: Build) -> Iterator[None]:
+    """Raise BuildError in place of OSError, which says why the cache cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"torch's extension cache cannot be used ({error.strerror or error}: {error.filename or build.library}): "
+            "make it writable, or name another folder in the environment variable TORCH_EXTENSIONS_DIR"
+        ) from error
+
+
+def _load(library: Path) -> str:
+    """Load a library into this process; return in one line why it does not load, or nothing."""
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        return " ".join(str(error.__cause__ or error).split())
+    return ""
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
     """Hold a lock among processes. The operating system takes it from a process that ends, however it ends."""
     import fcntl  # not there on Windows
 
-    _refuse_unsafe(build)
-    make_private(build.folder)
-    _refuse_unsafe(build)  # somebody else may have made the folder in the meantime
-    with open(build.folder / "build.lock", "w") as file:
+    with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -238,95 +208,88 @@ def _build_lock(build: Build) -> Iterator[None]:
 
 
 def _compile(build: Build) -> None:
-    """Compile, and put the library in its place. The caller holds the lock."""
-    compiler, environment = _find_tools()
+    """Compile the library, load it, and put it in its place. The caller holds the lock."""
+    compiler, identity = _find_compiler(build)
     _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
-    for abandoned in build.folder.glob("work-*"):  # by a process that was killed
+    folder = build.library.parent
+    for abandoned in folder.glob("work-*"):  # by a process that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="work-", dir=build.folder, ignore_cleanup_errors=True) as work:
-        library = Path(work) / build.library.name
-        exit_code = _run_compiler(build, library.parent, environment)
-        os.replace(library.with_name(build.log.name), build.log)
-        if exit_code != 0:
-            reason = _reason(build, library.is_file())
-            failure = json.dumps({"compiler": _identity(compiler), "reason": reason})
-            build.failure.write_text(failure, encoding="utf-8")
-            raise BuildError(reason)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=folder, ignore_cleanup_errors=True) as work:
+        library, log = Path(work, build.library.name), Path(work, build.log.name)
+        sources = [path for path in build.sources if path.suffix == ".cpp"]
+        installed = os.path.dirname(torch.__file__)
+        flags = [*build.flags, f"-isystem{installed}/include"]
+        link = ["-shared", *(f"{path.stem}.o" for path in sources), f"-L{installed}/lib", "-ltorch_cpu", "-lc10"]
+        if sys.platform == "darwin":  # its linker leaves no symbol to the loader unasked
+            link += ["-undefined", "dynamic_lookup"]
+        if not (
+            _run([[*compiler, *flags, "-c", str(path)] for path in sources], log)
+            and _run([[*compiler, *link, "-o", library.name]], log)
+        ):
+            error = re.search(r".*\berror: .*", log.read_text(encoding="utf-8", errors="replace"))
+            fault = f"it does not compile ({error.group() if error else 'no error in its output'})"
+        elif fault := _load(library):
+            fault = f"the compiled library does not load ({fault})"
+        if fault:
+            fault += f"; all output is in {build.log}; another compiler can be named in the environment variable CXX; "
+            fault += "to try again, remove that file"
+            log.write_bytes(os.fsencode(f"{identity}\n{fault}\n") + log.read_bytes())
+            os.replace(log, build.log)
+            raise BuildError(fault)
         with open(library, "rb") as file:
             os.fsync(file.fileno())  # the name must not reach the disk before the contents
-        library.chmod(library.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
         os.replace(library, build.library)
-    build.failure.unlink(missing_ok=True)
+    build.log.unlink(missing_ok=True)
     _announce(f"compiled in {time.perf_counter() - start:.0f} s: {build.library}")
 
 
-def _run_compiler(build: Build, work: Path, environment: dict[str, str]) -> int:
-    """Return the exit code of the compiling process. All that it and the compiler say goes to the log in ``work``."""
-    arguments = {
-        "name": LIBRARY,
-        "sources": [str(path) for path in build.sources if path.suffix == ".cpp"],
-        "extra_cflags": build.flags,
-        "build_directory": str(work),
-    }
-    job = json.dumps([[str(entry) for entry in sys.path], arguments])
-    with open(work / build.log.name, "wb") as log:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-W", "ignore", "-c", _COMPILE, job],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # one group with ninja, to be ended together
-            )
-        except OSError as error:
-            raise BuildError(f"no process to compile it in can be started ({error})") from error
-        try:
-            return process.wait()
-        except BaseException:  # Ctrl-C above all
-            _stop(process)
-            raise
+def _run(commands: list[list[str]], log: Path) -> bool:
+    """Run commands at the same time beside the log, which has all that they say; return whether none fails."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            with open(log, "ab") as output:
+                process = subprocess.Popen(
+                    command,
+                    cwd=log.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "LC_ALL": "C"},  # the log is searched for "error:"
+                    start_new_session=True,  # a compiler is several processes, to be ended together
+                    umask=0o022,  # nobody else may write the library
+                )
+            processes.append(process)
+        return not any(process.wait() for process in processes)
+    except OSError as error:
+        raise BuildError(f"the compiler cannot be started ({error})") from error
+    finally:  # after Ctrl-C, too
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End the compiling process. Only ninja can end the compilers, which it does at SIGINT, once it has started."""
-    for _ in range(100):
-        os.killpg(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-            return
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _find_tools() -> tuple[Path, dict[str, str]]:
-    """Return the compiler, and the environment to compile in; a BuildError names the tool that is missing."""
-    from importlib.util import find_spec
-
-    environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"
-    environment.pop("MAKEFLAGS", None)  # under `make -j` it names a job server that only make's own commands can reach
-    chosen = _words("CXX")
-    candidates = chosen[:1] or ["c++", "g++", "clang++"]
+def _find_compiler(build: Build) -> tuple[list[str], str]:
+    """Return the compiler's command and its identity. Raises BuildError if there is none, or it has failed before."""
+    command = _words("CXX")
+    candidates = command[:1] or ["c++", "g++", "clang++"]
     compilers = [path for path in map(shutil.which, candidates) if path is not None]
     if not compilers:
-        lack = f"CXX names {chosen[0]!r}, which is not there" if chosen else f"none of {', '.join(candidates)} is there"
+        lack = f"CXX names {command[0]!r}, which is not" if command else f"none of {', '.join(candidates)} is"
         raise BuildError(
-            f"it needs a C++ compiler, and {lack}: install g++ (Debian, Ubuntu: apt install g++; macOS: "
+            f"it needs a C++ compiler, and {lack} there: install g++ (Debian, Ubuntu: apt install g++; macOS: "
             "xcode-select --install) or name another compiler in the environment variable CXX"
         )
-    if not chosen:
-        environment["CXX"] = compilers[0]
-    if find_spec("ninja") is not None:
-        import ninja
-
-        if ninja.BIN_DIR:  # not on PATH where the virtual environment is not activated
-            environment["PATH"] = os.pathsep.join([ninja.BIN_DIR, environment.get("PATH", os.defpath)])
-    if shutil.which("ninja", path=environment.get("PATH")) is None:
-        raise BuildError("ninja, which runs the compiler, is not installed: pip install ninja")
-    if find_spec("setuptools") is None:
-        raise BuildError("setuptools, which torch.utils.cpp_extension needs, is not installed: pip install setuptools")
-    return Path(compilers[0]), environment
+    command = command or compilers[:1]
+    # Another compiler, or another version of it, deserves a try.
+    identity = f"{shlex.join(command)} {os.path.realpath(compilers[0])} {os.stat(compilers[0]).st_mtime_ns}"
+    if build.log.is_file():
+        failed, reason, *_ = [*os.fsdecode(build.log.read_bytes()).splitlines(), "", ""]
+        if failed == identity:
+            raise BuildError(reason)
+    return command, identity
 
 
 def _words(variable: str) -> list[str]:
@@ -336,42 +299,6 @@ def _words(variable: str) -> list[str]:
         return shlex.split(value)
     except ValueError as error:
         raise BuildError(f"the environment variable {variable} cannot be read ({error}): it is {value!r}") from None
-
-
-def _reason(build: Build, linked: bool) -> str:
-    """Return why a build failed, from its log."""
-    lines = [line.strip() for line in build.log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    errors = [line for line in lines if re.search(r"\berror: ", line)] or [  # the compiler's, or else Python's
-        line for line in lines if re.match(r"[\w.]+Error: ", line)
-    ]
-    line = errors[0] if errors else "no error in its output"
-    fault = "the compiled library does not load" if linked else "it does not compile"
-    return (
-        f"{fault} ({line}); all output is in {build.log}; another compiler can be named in the environment variable "
-        f"CXX; to try again, remove {build.failure.name} beside it"
-    )
-
-
-def _raise_earlier_failure(build: Build) -> None:
-    """Raise BuildError if this build has failed before, with the compiler that it would have now."""
-    try:
-        failure = json.loads(build.failure.read_text(encoding="utf-8"))
-        if failure["compiler"] == _identity(_find_tools()[0]):
-            raise BuildError(str(failure["reason"]))
-    except (OSError, ValueError, TypeError, KeyError):  # no record, or none that can be read
-        return
-
-
-def _identity(compiler: Path) -> str:
-    """Identify the compiler: another one, or another version of it, deserves a try."""
-    return f"{os.environ.get('CXX', '')} {compiler.resolve()} {compiler.stat().st_mtime_ns}"
-
-
-def _cannot_use(build: Build, error: OSError) -> BuildError:
-    return BuildError(
-        f"torch's extension cache cannot be used ({error.strerror or error}: {error.filename or build.folder}): "
-        "make it writable, or name another folder in the environment variable TORCH_EXTENSIONS_DIR"
-    )
 
 
 def refusal(library: Path) -> str | None:
@@ -384,27 +311,24 @@ def refusal(library: Path) -> str | None:
     there, nobody can rename or remove the files of others. A path that does not exist yet is left out.
     """
     trusted = {0, os.geteuid()}
-    real = Path(os.path.realpath(library))  # where the library is a link, both ends of it count
-    innermost = {library, library.parent, real, real.parent}
-    for path in (library, *library.parents, real, *real.parents):
+    real = Path(os.path.realpath(library))
+    innermost = (real, real.parent, library.parent)  # where the library is a link, the folders of both ends count
+    for path in (*innermost, *library.parents, *real.parents):
         try:
             status = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        is_above = path not in innermost
         # In a container without root's rights, the host's folders, "/" among them, belong to a user that stands for all
         # who are unknown there. It may own the way to the cache, not what lies in the library's folder.
-        owners = trusted if path in innermost else trusted | {os.lstat("/").st_uid}
-        is_sticky = path not in innermost and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky
-        if stat.S_ISLNK(status.st_mode):  # its permissions mean nothing; those of the path that it names count
-            is_open = False
-        if status.st_uid in owners and not is_open:
+        is_ours = status.st_uid in trusted or (is_above and status.st_uid == os.lstat("/").st_uid)
+        if is_ours and (not status.st_mode & 0o022 or (is_above and status.st_mode & stat.S_ISVTX)):
             continue
         mend = f"run `chmod go-w {shlex.quote(str(path))}` and remove {library}, so that it is compiled again, or "
         return (
             f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}, so that others may "
-            f"put any code there: {mend if status.st_uid in owners else ''}name another folder in the environment "
-            "variable TORCH_EXTENSIONS_DIR"
+            f"put any code there: {mend if is_ours else ''}name another folder in the environment variable "
+            "TORCH_EXTENSIONS_DIR"
         )
     return None
 

@@ -9,7 +9,8 @@ A1·V of each signal head, from which λ times the former is subtracted before t
 While decoding, a few queries meet a long cache, whose keys and values are read once each. The cache is cut into parts,
 so that few heads keep the whole device busy; each part has its own softmax of both maps, and a second kernel puts the
 parts together, subtracts the maps and normalises. All queries that share a key head go together: row i of the signal
-heads' tile is query i % N of the i // N-th of them, and row i of the noise maps' tile likewise.
+heads' tile is query i % N of the i // N-th of them, and row i of the noise maps' tile likewise. Keys and values may be
+rows of int8, each with a float32 behind it that its numbers are to be multiplied with.
 """
 
 import triton
@@ -19,6 +20,7 @@ from diff_transformer.ops.triton.tiles import (
     COUNTS,
     LOG2_E,
     MASK_BLOCK,
+    PARTS_COUNTS,
     block_ranges,
     block_start,
     is_finite,
@@ -301,11 +303,19 @@ def _keys_left(mask, rows, s, mask_query, mask_key, MASK: tl.constexpr, BLOCK: t
 
 
 @triton.jit
+def _load_scales(rows, width, first, seen, stride, ROWS: tl.constexpr):
+    """Load the float32 behind each of the rows first … of int8, ``width`` bytes from its begin, (ROWS,)."""
+    scales = (rows + tl.cast(first, tl.int64) * stride + width).to(tl.pointer_type(tl.float32))
+    return tl.load(scales + tl.arange(0, ROWS) * (stride // 4), mask=seen, other=0.0)
+
+
+@triton.jit
 def _load_values(
-    values, mask, first, low, high, stride, mask_key,
+    values, mask, first, low, high, stride, mask_key, dtype: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Load values first …, (ROWS, BLOCK), with zeros for those that the one query does not see, which are not read.
+    """Load values first …, (ROWS, BLOCK), with zeros for those outside of low … high − 1 and those that the mask of one
+    query hides, which are not read.
 
     A weight of 0 would not do, as 0 · NaN is NaN. Scores are selected and not multiplied: keys need nothing like it.
     """
@@ -318,7 +328,13 @@ def _load_values(
         else:
             seen = seen & (marks.to(tl.float32) != float("-inf"))
     pointers = values + tl.cast(first, tl.int64) * stride + tl.arange(0, ROWS)[:, None] * stride + columns[None, :]
-    return tl.load(pointers, mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
+    if values.dtype.element_ty == tl.int8:
+        pointers = tl.multiple_of(pointers, (4, 4))
+    value = tl.load(pointers, mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
+    if value.dtype == tl.int8:
+        scales = _load_scales(values, WIDTH, first, seen, stride, ROWS)
+        value = (value.to(tl.float32) * scales[:, None]).to(dtype)
+    return value
 
 
 @triton.jit
@@ -328,7 +344,7 @@ def _load_queries(q, offsets, exists, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(q + offsets[:, None] + channels, mask=exists[:, None] & (channels < WIDTH), other=0.0)
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
+@triton.jit(do_not_specialize=PARTS_COUNTS)
 def parts_kernel(
     q, k, v, mask, tops, totals, sums,
     key_heads, heads_per_key, n, s, rows, start, keys_a_part, scale, window,
@@ -387,18 +403,22 @@ def parts_kernel(
     last = tl.minimum(first + keys_a_part, past)
     lowest, highest = tl.min(low1, 0), tl.max(high1, 0)
     queries1, queries2 = number1[:, None], number2[:, None]
-    view1 = (factor, low1[:, None], high1[:, None], mask1, n, s, mask_query, mask_key)
-    view2 = (factor, low2[:, None], high2[:, None], mask2, n, s, mask_query, mask_key)
     # Not from ``first`` to ``last``: triton reads single numbers where a loop begins at what a reduction gave.
     for i in range((last - first + (KEYS - 1)) // KEYS):
         at = first + i * KEYS
         keys = (at + tl.arange(0, KEYS))[None, :]
-        key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
-        key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)
-        if ALIKE:
-            value = _load_values(values, mask, at, lowest, highest, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
-        else:
-            value, finite = _load_finite(values, at, s, v_row, KEYS, DV, BLOCK_DV)
+        key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True).to(query1.dtype)
+        key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True).to(query1.dtype)
+        factors = factor
+        if k.dtype.element_ty == tl.int8:  # scores are multiplied, and no number of a key is rounded again
+            factors *= _load_scales(keys1, D + k_map, at, at + tl.arange(0, KEYS) < s, k_row, KEYS)[None, :]
+        view1 = (factors, low1[:, None], high1[:, None], mask1, n, s, mask_query, mask_key)
+        view2 = (factors, low2[:, None], high2[:, None], mask2, n, s, mask_query, mask_key)
+        value = _load_values(
+            values, mask, at, lowest, highest, v_row, mask_key, query1.dtype, KEYS, DV, BLOCK_DV, MASK if ALIKE else 0
+        )
+        if not ALIKE:
+            value, finite = without_nan(value), is_finite(value)[None, :]
         scores1 = scores_of(query1, key1, keys, queries1, keys, view1, MASK, BY_QUERY, True, PRECISION)
         if not ALIKE:
             scores1 = _with_nan(scores1, scores1, finite)
@@ -418,6 +438,14 @@ def parts_kernel(
     tl.store(sums + row1[:, None] * DV + channels, sum1, mask=(row1[:, None] < rows) & (channels < DV))
     sums += rows * DV
     tl.store(sums + row2[:, None] * DV + channels, sum2, mask=(row2[:, None] < noise_rows) & (channels < DV))
+
+
+# For rows of int8: one kernel, whatever their addresses and strides, of which it takes that they are whole words.
+packed_parts_kernel = triton.jit(
+    parts_kernel.fn,
+    do_not_specialize=[*PARTS_COUNTS, "k_batch", "k_head", "k_map", "k_row", "v_batch", "v_head", "v_row"],
+    do_not_specialize_on_alignment=["k", "v"],
+)
 
 
 @triton.jit

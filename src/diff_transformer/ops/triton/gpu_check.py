@@ -17,6 +17,7 @@ from torch import Tensor
 from diff_transformer.ops.attention_request import Norm, Request, constant_when_compiled
 from diff_transformer.ops.flash import fa4_log_sums, flash_attention
 from diff_transformer.ops.functional import rms_norm
+from diff_transformer.ops.packed import pack, packed_views, unpacked
 from diff_transformer.ops.reference import (
     ROUNDINGS,
     log_sums,
@@ -59,6 +60,7 @@ class Family(NamedTuple):
     in_groups: bool = False  # several signal heads share a noise map
     backend: str = "triton"
     has_signal: bool = False  # a weight of the first map: the log-sums are checked, too
+    in_eight_bits: bool = False  # keys and values are rows of int8
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.") + (" as tf32" if precision_of(self.dtype) == "tf32" else "")
@@ -66,6 +68,7 @@ class Family(NamedTuple):
         parts += [
             "in groups" * self.in_groups,
             "two weights" * self.has_signal,
+            "in eight bits" * self.in_eight_bits,
             self.pass_,
             f"by {self.backend}" * (self.backend != "triton"),
         ]
@@ -80,7 +83,8 @@ def kernels_are_right(request: Request, backend: str = "triton") -> bool:
     d, dv = (next((most for most in WIDTHS if x.shape[-1] <= most), WIDTHS[-1]) for x in (request.q, request.v))
     index, in_groups, has_signal = request.q.device.index, request.ratio > 1, request.signal_weight is not None
     passes = _passes(request) if backend == "triton" else [TRAINING if request.needs_gradient else FORWARD]
-    of_request, others = (index, request.q.dtype, d, dv, kind), (in_groups, backend, has_signal)
+    of_request = index, request.q.dtype, d, dv, kind
+    others = in_groups, backend, has_signal, request.k.dtype == torch.int8
     answers = [_is_right(*of_request, pass_, *others) for pass_ in passes]
     return all(answers)
 
@@ -145,11 +149,13 @@ def reason_against_family(family: Family, device: torch.device) -> str | None:
 
 def _compare(family: Family, device: torch.device) -> str | None:
     with torch.set_grad_enabled(family.pass_ == TRAINING):
-        case = _case(family, device)
-        truth = _solve("reference", _in_float64(case))
-        plain = _solve("reference", case)
+        given = case = _case(family, device)
+        exact = _in_float64(case)
+        if family.in_eight_bits:
+            given, case, exact = _in_eight_bits(case, exact)
+        truth, plain = _solve("reference", exact), _solve("reference", case)
         try:
-            answer = _solve(family.backend, case)
+            answer = _solve(family.backend, given)
             if device.type == "cuda":  # a kernel's failure shows here, and not in a later call
                 torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError:
@@ -204,6 +210,15 @@ def _in_float64(case: _Case) -> _Case:
     fields: dict[str, Any] = case.request._asdict()
     fields = {name: x.double() for name, x in fields.items() if isinstance(x, Tensor) and x.is_floating_point()}
     return _Case(case.request._replace(**fields), case.weight.double(), case.grad_out.double())
+
+
+def _in_eight_bits(case: _Case, exact: _Case) -> list[_Case]:
+    """Return the case with packed keys and values, and both with the numbers that these stand for."""
+    k, v = case.request[1:3]
+    rows = pack(k.transpose(2, 3).flatten(-2)), pack(v), k.shape[-1]
+    stored = packed_views(*rows), unpacked(*rows, v.dtype), unpacked(*rows, torch.float64)
+    cases = zip((case, case, exact), stored, strict=True)
+    return [each._replace(request=each.request._replace(k=k, v=v)) for each, (k, v) in cases]
 
 
 def _attend(backend: str, request: Request, weight: Tensor | None) -> Tensor:

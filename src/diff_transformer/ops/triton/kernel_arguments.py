@@ -38,8 +38,8 @@ Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
 # ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, "…, full mask" for one with a
 # row for each query, and "…, one map, masked" for groups, if the former would spill, as "…, two weights" for one with
-# a signal's weight and no mask. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and for up
-# to as many as its block has.
+# a signal's weight and no mask, and "…, in eight bits" for rows of int8. "decode" and "chunk" are the decoding kernel
+# for up to 16 rows of queries, and for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -55,11 +55,13 @@ _HOPPER: Table = {
     "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
+    "chunk, in eight bits": (Blocks(64, 32, 8, 2), Blocks(32, 16, 8, 2)),
 }
 _BLACKWELL: Table = _HOPPER | {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
     "keys": (Blocks(128, 32, 8, 2), Blocks(128, 16, 8, 2)),
     "queries, one map, masked": (Blocks(64, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "decode, in eight bits": (Blocks(16, 32, 4, 3), Blocks(16, 16, 4, 3)),
 }
 # A100, whose tensor cores take their operands from registers.
 _AMPERE: Table = {
@@ -76,6 +78,7 @@ _AMPERE: Table = {
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
+    "chunk, in eight bits": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
@@ -145,13 +148,15 @@ class Problem(NamedTuple):
         else:
             table = _SMALL
         is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
+        if r.k.dtype == torch.int8 and (name := f"{kernel}, in eight bits") in table:
+            return table[name][is_wide]
         if r.attn_mask is not None:
             kinds = [", one map, masked"] * (r.ratio > 1) + [", full mask"] * (r.attn_mask.shape[2] > 1)
             names = (f"{kernel}{kind}" for kind in (*kinds, ", masked", ""))
             return next(table[name] for name in names if name in table)[is_wide]
         if r.signal_weight is not None and (name := f"{kernel}, two weights") in table:
             return table[name][is_wide]
-        is_measured = r.q.dtype.itemsize == 2 and r.signal_weight is None
+        is_measured = r.k.dtype.itemsize == 2 and r.signal_weight is None
         measured = measured_blocks(self.capability) if is_measured else {}
         return measured.get(measured_name(kernel, is_wide), table[kernel][is_wide])
 

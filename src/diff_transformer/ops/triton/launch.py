@@ -8,7 +8,7 @@ from triton import next_power_of_2
 
 from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.forward import combine_kernel, forward_kernel, parts_kernel
+from diff_transformer.ops.triton.forward import combine_kernel, forward_kernel, packed_parts_kernel, parts_kernel
 from diff_transformer.ops.triton.kernel_arguments import (
     MOST_DECODED,
     ROWS_BLOCKS,
@@ -149,8 +149,9 @@ def plan_decode(
         "PARTS": next_power_of_2(programs),
         "CHUNK": min(16, next_power_of_2(programs)),
     }
+    of_parts = packed_parts_kernel if r.k.dtype == torch.int8 else parts_kernel
     launches = [
-        _launch(parts_kernel, blocks, (parts, key_heads, batch), arguments),
+        _launch(of_parts, blocks, (parts, key_heads, batch), arguments),
         _launch(combine_kernel, Blocks(1, 1, 4, 1), (rows, key_heads, batch), arguments),
     ]
     return launches, out, log_sums

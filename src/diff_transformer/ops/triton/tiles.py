@@ -21,6 +21,7 @@ MASK_BLOCK = tl.constexpr(4096)  # keys of a mask that are looked at in one step
 # Numbers of a request that make no kernel faster: a kernel for those that are 1 or that 16 divides would be another
 # than the one that was checked. S does with a mask, whose loads may be wider: as ``mask_count``.
 COUNTS = ["heads", "key_heads", "heads_per_key", "n", "s", "lam_batch", "lam_head", "lam_row"]
+PARTS_COUNTS = [*COUNTS, "rows", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"]  # of decoding's parts
 
 
 @triton.jit
@@ -41,6 +42,8 @@ def load_tile(
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     # The offset of a tile needs 64 bits for a long sequence; those inside it do not.
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    if base.dtype.element_ty == tl.int8:
+        pointers = tl.multiple_of(pointers, (4, 4))  # a float32 stands behind each row
     if CHECK:
         inside = rows[:, None] < count - first
         if WIDTH != BLOCK:

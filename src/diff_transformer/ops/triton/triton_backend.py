@@ -48,6 +48,8 @@ def reason_against_triton(request: Request) -> str | None:
         return f"it takes up to {LARGEST_GRID} sequences and heads, got {q.shape[0]} and {request.heads}"
     if reason is None and (d > WIDEST_KEY or dv > WIDEST_VALUE):  # no constants where torch.compile leaves them open
         return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
+    if reason is None and request.k.dtype == torch.int8 and not has_few_queries(problem_of(request)):
+        return "it reads rows of int8 for the few queries of decoding alone"
     return reason
 
 
@@ -81,11 +83,12 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
-    norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
-    eager = is_eager(*request[:5], *request[-2:], norm_weight)
-    if differentiable or not (eager and may_skip_dispatcher()):
-        return forward(*request[:-1], norm_weight, norm_eps, norm_factor, differentiable, request.signal_weight)[0]
-    # While decoding, torch's dispatcher in Python would take a visible part of the time.
+    of_norm = (None, 0.0, 1.0) if norm is None else norm
+    # Torch's dispatcher in Python would take a visible part of the time, most to save for an operator's gradient.
+    if not (is_eager(*request[:5], *request[-2:], of_norm[0]) and may_skip_dispatcher()):
+        return forward(*request[:-1], *of_norm, differentiable, request.signal_weight)[0]
+    if differentiable:
+        return _Eager.apply(*request[:-1], *of_norm, True, request.signal_weight)[0]
     return run_forward(request, norm, save=False)[0]
 
 
@@ -165,15 +168,7 @@ def _(*inputs: Any) -> Results:
     return out, *empty_saved(q, v, attn_mask, norm is not None, signal_weight is not None)
 
 
-@torch.library.custom_op(
-    "diff_transformer::triton_backward",
-    mutates_args=(),
-    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor? documents, "
-    "Tensor? norm_weight, Tensor plain, Tensor second, Tensor log_sums, Tensor inverse_norms, bool is_causal, "
-    "float scale, SymInt? window, float norm_eps, float norm_scale, Tensor? first=None, Tensor? grad_log_sums=None, "
-    f"{SIGNAL_SCHEMA}) -> {_RESULTS}",
-)
-def backward(grad_out: Tensor, *inputs: Any) -> Results:
+def run_backward(grad_out: Tensor, *inputs: Any) -> Results:
     """Return the gradients of q, k, v, lam, the norm's and the signal's weight (or empty).
 
     ``plain`` is the output before the norm, ``first`` and ``second`` are A1·V and A2·V.
@@ -209,6 +204,17 @@ def _added(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient if gradient.dim() == x.dim() else torch.add(*gradient, out=gradient_like(x))
 
 
+backward = torch.library.custom_op(
+    "diff_transformer::triton_backward",
+    run_backward,
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor? documents, "
+    "Tensor? norm_weight, Tensor plain, Tensor second, Tensor log_sums, Tensor inverse_norms, bool is_causal, "
+    "float scale, SymInt? window, float norm_eps, float norm_scale, Tensor? first=None, Tensor? grad_log_sums=None, "
+    f"{SIGNAL_SCHEMA}) -> {_RESULTS}",
+)
+
+
 @backward.register_fake
 def _(grad_out: Tensor, *inputs: Any) -> Results:
     q, k, v, lam, *_ = inputs
@@ -236,10 +242,27 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, *grad_saved: Tensor | None
     *saved, a1_v, signal_weight = ctx.saved_tensors
     if grad_out is None:  # a log-sum alone was asked for
         grad_out = torch.zeros_like(saved[7])
-    *gradients, grad_weight, grad_signal = backward(grad_out, *saved, *ctx.settings, a1_v, grad_saved[2], signal_weight)
+    # An operator refuses to be differentiated in turn.
+    eager = is_eager(grad_out, *saved) and may_skip_dispatcher() and not torch.is_grad_enabled()
+    differentiate = run_backward if eager else backward
+    *gradients, grad_weight, grad_signal = differentiate(
+        grad_out, *saved, *ctx.settings, a1_v, grad_saved[2], signal_weight
+    )
     grad_weight = None if saved[6] is None else grad_weight
     grad_signal = None if signal_weight is None else grad_signal
     return (*gradients, *[None] * 5, grad_weight, None, None, None, grad_signal, None)[: ctx.count]
+
+
+class _Eager(torch.autograd.Function):
+    """The operator without torch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Results:
+        results = run_forward(*_of_forward(inputs))
+        _save(ctx, inputs, results)
+        return results
+
+    backward = staticmethod(_differentiate)
 
 
 forward.register_autograd(_differentiate, setup_context=_save)
