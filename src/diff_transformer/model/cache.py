@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
+from diff_transformer.ops.cpu.cpu_backend import token_step
 from diff_transformer.ops.packed import pack, unpack
 
 
@@ -29,12 +30,11 @@ class _GrowsInPlace:
         """Append keys and values (B, heads, N, width); return all that these tokens may see."""
         window = getattr(self, "sliding_window", None)
         keeps_all = window is not None and getattr(self, "record_past", False)  # until drafts are cut off again
-        if keeps_all or not self._may_write(key_states, value_states):
+        written = None if keeps_all else self._written(key_states, value_states)
+        if written is None:
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[misc]
             return updated
-        self._keys_memory, keys = self._append(self._keys_memory, self.keys, key_states)
-        self._values_memory, values = self._append(self._values_memory, self.values, value_states)
-        self.keys, self.values = keys, values
+        self.keys, self.values = keys, values = written
         if window is not None:  # of which a later token sees one less, beside itself
             self.cumulative_length += key_states.shape[2]
             self.keys, self.values = keys[:, :, 1 - window :], values[:, :, 1 - window :]
@@ -47,6 +47,18 @@ class _GrowsInPlace:
         after = self.keys, self.values
         if self._may_write(*after) and before[0].shape == after[0].shape:
             self.keys, self.values = (old.copy_(new) for old, new in zip(before, after, strict=True))
+
+    def _written(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Write new tokens behind those seen, and return views of all; None where they cannot stand."""
+        of_keys, of_values = (self.keys, self._keys_memory, keys), (self.values, self._values_memory, values)
+        grown: Any = token_step("appended", *of_keys, *of_values)
+        if grown is None or grown[0] is None:  # memory is yet to be made, or a kernel's library to be loaded
+            if not self._may_write(keys, values):
+                return None
+            self._keys_memory, keys = self._append(self._keys_memory, self.keys, keys)
+            self._values_memory, values = self._append(self._values_memory, self.values, values)
+            grown = keys, values
+        return grown
 
     def _may_write(self, keys: Tensor, values: Tensor) -> bool:
         """Return whether there are tokens, and these may be written behind them."""

@@ -1,8 +1,8 @@
 """Loads the linear layers of a model in eight bits, for decoding on a CPU, by transformers' ``quantization_config``.
 
 Decoding reads every weight once a token, so half the bytes of bfloat16 are most of half the time. A row of a weight is
-int8 times one scale. torch multiplies bfloat16 by such rows without unpacking them (``_weight_int8pack_mm``); torchao's
-weights are of the same kind, but unpacked at each call unless torch.compile fuses the two.
+int8 times one scale. The CPU kernel multiplies few tokens by such rows without unpacking them; torchao's weights are of
+the same kind, but unpacked at each call unless torch.compile fuses the two.
 """
 
 from typing import Any
@@ -14,12 +14,9 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from diff_transformer.nn.layers import KeepsFloat32
+from diff_transformer.ops.cpu.cpu_backend import available_to_auto, token_step
 
 METHOD = "diff_transformer_int8"
-# With more rows of activations torch's product of packed weights is slower than unpacking them (docs/log.md).
-_MOST_PACKED_ROWS = 8
-# That product reads 16 numbers at a time, aligned and without looking where a row ends.
-_VECTOR = 16
 
 
 @register_quantization_config(METHOD)
@@ -84,19 +81,11 @@ class Int8Linear(KeepsFloat32):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
-        rows = x.reshape(-1, self.in_features)
-        is_packed = x.dtype == torch.bfloat16 and x.device.type == "cpu" and 0 < len(rows) <= _MOST_PACKED_ROWS
-        if is_packed and self._is_aligned(rows) and not (torch.is_grad_enabled() and x.requires_grad):
-            out = torch._weight_int8pack_mm(rows, self.weight, self.weight_scale.to(x.dtype))
-            out = out.view(*x.shape[:-1], self.out_features)
-        else:  # sums that are not scaled yet may overflow in float16
+        out: Tensor | None = token_step("multiplied_int8", x, self.weight, self.weight_scale)
+        if out is None:  # sums that are not scaled yet may overflow in float16
             wide = torch.float32 if x.dtype == torch.float16 else x.dtype
             out = F.linear(x.to(wide), self.weight.to(wide)) * self.weight_scale.to(wide)
         return (out if self.bias is None else out + self.bias.to(out.dtype)).to(x.dtype)
-
-    def _is_aligned(self, rows: Tensor) -> bool:
-        offsets = self.in_features % _VECTOR, rows.storage_offset() % _VECTOR
-        return offsets == (0, 0) and rows.is_contiguous()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
@@ -131,9 +120,7 @@ class Int8Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for parent, name, linear in _linear_layers(model):
             setattr(parent, name, Int8Linear.of(linear))
-        for module in model.modules():
-            if isinstance(module, Int8Linear):  # which may lie in the memory of a file, where nothing is aligned
-                module.weight.data = module.weight.data.clone()
+        available_to_auto()  # loads the kernel, if nothing has yet
         return model
 
 

@@ -197,7 +197,8 @@ class InterfaceAttention(Attention):
                 f"this rank has {count} heads and λ of {lam.shape[1]}: a plan of tensor parallelism must split W_λ "
                 "(lambda_proj) by rows as W_Q, which the plan of the configuration does."
             )
-        _refuse_given(implementation, _BEYOND_SDPA, kwargs)
+        if not takes_pairs:  # ours refuses more
+            _refuse_given(implementation, _BEYOND_SDPA, kwargs)
         pads = self.pairs_kv_heads and not takes_pairs
         query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
         if not takes_pairs and keys.shape[1] == 1:  # others count a group's queries by num_key_value_groups
@@ -220,7 +221,8 @@ class InterfaceAttention(Attention):
             **kwargs,
         )
 
-        heads = heads.reshape(*hidden_states.shape[:2], -1, heads.shape[-1] if subtracts else values.shape[-1])
+        if not takes_pairs:
+            heads = heads.reshape(*hidden_states.shape[:2], -1, heads.shape[-1] if subtracts else values.shape[-1])
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:

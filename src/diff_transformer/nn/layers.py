@@ -108,8 +108,7 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
         super().__init__()
         self.lambda_init = constant_lambda(layer, lambda_init)
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim)) for _ in range(4))
-        # λ_init and dtype, the vectors, and their λ.
-        self._known: tuple[tuple[float, torch.dtype], Tensor, Tensor] | None = None
+        self._known: Tensor | None = None  # the vectors' numbers, λ_init and λ
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -120,16 +119,16 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
     def forward(self) -> Tensor:
         """Return λ as a scalar, float32."""
         vectors = self.q1, self.k1, self.q2, self.k2
-        # While decoding, eight operators a layer and token would compute the same number again.
+        # While decoding, eight operators a layer and token would compute the same number again. It is known by the
+        # vectors' numbers: writing to a parameter's .data leaves its version as it is.
+        lam: Tensor | None = token_step("known_lambda", *vectors, self.lambda_init, self._known)
+        if lam is not None:
+            return lam
+        lam = self.shared(lambda_value(*vectors, self.lambda_init))
         is_plain = may_skip_dispatcher() and all(type(x) in PLAIN for x in vectors)
-        if torch.is_grad_enabled() or not is_plain or not vectors[0].is_cpu:
-            return self.shared(lambda_value(*vectors, self.lambda_init))
-        # By their numbers: writing to a parameter's .data leaves its version as it is.
-        numbers, known = torch.stack(vectors), self._known
-        kind = self.lambda_init, numbers.dtype
-        if known is None or known[0] != kind or not torch.equal(known[1], numbers):
-            self._known = known = kind, numbers, lambda_value(*vectors, self.lambda_init)
-        return known[2].clone()
+        if is_plain and lam.is_cpu and not torch.is_grad_enabled():
+            self._known = torch.cat((*vectors, lam.new_tensor([self.lambda_init]), lam.view(1)))
+        return lam
 
 
 def constant_lambda(layer: int, lambda_init: float | str) -> float:

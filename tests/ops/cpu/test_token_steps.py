@@ -61,6 +61,84 @@ def test_rotation_has_its_bits(batch: int, positions: int, dtype: torch.dtype) -
         assert torch.equal(keys, due.view(batch, 1, 2, 2 * d).transpose(1, 2))
 
 
+@torch.no_grad()
+def test_lambda_is_known_by_its_numbers() -> None:
+    vectors, lam = [normal(8) for _ in range(4)], torch.tensor([0.7])
+    vectors[1] = vectors[1] + 1
+    known = torch.cat((*vectors, torch.tensor([0.2]), lam))
+    found = token_step("known_lambda", *vectors, 0.2, known)
+    assert (found.shape, found.item()) == ((), lam.item())
+    found.zero_()  # a caller's own
+    assert token_step("known_lambda", *vectors, 0.2, known).item() == lam.item()
+    others = [[*vectors[:i], vectors[i] + vectors[i].abs() * 1e-7, *vectors[i + 1 :]] for i in range(4)]
+    others += [[x.double() for x in vectors], [x[:7] for x in vectors], [*vectors[:3], vectors[3].repeat(2)]]
+    for changed in others:
+        assert token_step("known_lambda", *changed, 0.2, known) is None
+    assert token_step("known_lambda", *vectors, 0.3, known) is None
+    assert token_step("known_lambda", *vectors, 0.2, known.double()) is None
+    assert token_step("known_lambda", *vectors, 0.2, None) is None
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float64, torch.int8], ids=str)
+@torch.no_grad()
+def test_tokens_are_written_behind_those_seen(dtype: torch.dtype) -> None:
+    memory, rest = torch.full((2, 3, 9, 4), 7).to(dtype), normal(2, 3, 9, 0).to(dtype)
+    seen, values = memory[:, :, 2:5], rest[:, :, :3]
+    due = seen.clone()
+    for count in (1, 2):
+        new = (10 * normal(2, count, 3, 4)).to(dtype).transpose(1, 2)
+        seen, values = token_step("appended", seen, memory, new, values, rest, rest[:, :, :count])
+        due = torch.cat((due, new), 2)
+        assert torch.equal(seen, due)
+        assert seen.data_ptr() == memory[:, :, 2:].data_ptr()
+        assert seen._base is memory
+        assert values.shape == (2, 3, seen.shape[2], 0)
+    assert torch.equal(memory[:, :, [0, 1, 8]], torch.full((2, 3, 3, 4), 7).to(dtype))
+    fits = {"seen": seen, "memory": memory, "new": new[:, :, :1]}
+    for change in (
+        {"new": new},
+        {"seen": seen.clone()},
+        {"seen": seen[:1]},
+        {"seen": seen[:, :, :, :3]},
+        {"memory": None},
+        {"memory": memory.double() if dtype != torch.float64 else memory.float()},
+        {"new": new[:, :2, :1]},
+        {"new": new[:, :, :1, :3]},
+        {"new": new[:, :, :1].repeat(1, 1, 1, 2)[..., ::2]},
+        {"new": new[0, :, :1]},
+        {"new": new[:, :, :1].to(torch.uint8)},
+    ):
+        of_keys = tuple((fits | change).values())
+        assert token_step("appended", *of_keys, values, rest, rest[:, :, :1]) in (None, (None, None)), change
+        assert token_step("appended", *(rest[:, :, :1], rest, rest[:, :, :1]), *of_keys) in (None, (None, None))
+    before = memory.clone()
+    assert token_step("appended", *fits.values(), rest, rest, rest[:, :, :1]) == (None, None)  # no room for values
+    assert torch.equal(memory, before)
+
+
+@torch.no_grad()
+def test_what_the_product_in_eight_bits_does_not_take() -> None:
+    fits = {"x": normal(1, 8), "weight": torch.ones(6, 8, dtype=torch.int8), "scales": torch.ones(6)}
+    assert token_step("multiplied_int8", *fits.values()).shape == (1, 6)
+    assert token_step("multiplied_int8", *(fits | {"x": normal(2, 3, 1, 8)}).values()).shape == (2, 3, 1, 6)
+    for change in (
+        {"x": normal(9, 8)},
+        {"x": normal(1, 7)},
+        {"x": normal(0, 8)},
+        {"x": normal(8, 2).T},
+        {"x": normal(1, 8).half()},
+        {"x": torch.tensor(1.0)},
+        {"weight": torch.ones(6, 8)},
+        {"weight": torch.ones(8, 6, dtype=torch.int8).T},
+        {"weight": torch.ones(6, 8, 1, dtype=torch.int8)},
+        {"weight": torch.ones(0, 8, dtype=torch.int8), "scales": torch.ones(0)},
+        {"scales": torch.ones(6).bfloat16()},
+        {"scales": torch.ones(5)},
+        {"scales": torch.ones(12)[::2]},
+    ):
+        assert token_step("multiplied_int8", *(fits | change).values()) is None, change
+
+
 def norm(**changes: Any) -> Any:
     arguments = {"x": normal(2, 8), "weight": normal(8), "eps": 1e-5} | changes
     return token_step("normed", *arguments.values())

@@ -1,8 +1,6 @@
 // Few queries against many keys, as when decoding with a cache. What counts there is that every key and value is read
 // from memory once, in order: the channels are the lanes, both maps are met at once, and the maps are subtracted before
 // the one pass over the values. Where heads are few, their keys are shared out among the threads.
-#include <ATen/cpu/vec/functional.h>
-
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -34,10 +32,6 @@ constexpr int64_t kAheadPacked = 64;  // rows of bytes, always: they take less t
 Vec add_neighbours(Vec x, Vec y) {
   const auto halves = at::vec::deinterleave2(x, y);
   return halves.first + halves.second;
-}
-
-float sum(Vec x) {
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, x);
 }
 
 float largest(Vec x) {

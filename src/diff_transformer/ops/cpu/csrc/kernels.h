@@ -40,6 +40,13 @@ struct Gradients {
   float *lam, *signal;
 };
 
+// Weights (count, width) in eight bits, each row with its scale.
+struct Int8Weights {
+  const int8_t* numbers;
+  const float* scales;
+  int64_t count, width;
+};
+
 struct Kernels {
   // `source` is the dtype of keys and values.
   bool (*attend)(const Problem& p, ScalarType source, const Results& results);
@@ -48,6 +55,8 @@ struct Kernels {
   // Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
   bool (*has_few_queries)(ScalarType source, int64_t rows_of_unit, int64_t units);
   bool (*differentiate)(const Problem& p, const Gradients& gradients);
+  // x (rows, width) times the transposed weights, (rows, count); both float32 or bfloat16.
+  void (*multiply_int8)(const Int8Weights& weights, ScalarType dtype, const void* x, int64_t rows, void* out);
   // Whether instructions multiply bfloat16, and which: "AMX", "AVX512-BF16", or "float32" where there are none.
   bool (*multiplies_bfloat16)();
   std::string (*bfloat16_products)();
@@ -59,6 +68,7 @@ bool attend(const Problem& p, ScalarType source, const Results& results);
 bool decode(const Problem& p, ScalarType source, const HeadwiseNorm& norm, const Results& results);
 bool has_few_queries(ScalarType source, int64_t rows_of_unit, int64_t units);
 bool differentiate(const Problem& p, const Gradients& gradients);
+void multiply_int8(const Int8Weights& weights, ScalarType dtype, const void* x, int64_t rows, void* out);
 bool multiplies_bfloat16();
 std::string bfloat16_products();
 

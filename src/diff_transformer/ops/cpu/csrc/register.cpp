@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <tuple>
 #include <vector>
 
@@ -297,9 +298,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
 // A layer's steps for a token that take longer as operators of torch than the work in them: each does at once, bit by
 // bit, what several of those do. They answer dense tensors of one dtype, float32 or bfloat16, and nothing for others.
 
+bool is_float32_or_bfloat16(const Tensor& x) {
+  return dtype_of(x) == aoti_torch_dtype_float32() || dtype_of(x) == aoti_torch_dtype_bfloat16();
+}
+
 bool are_alike(std::initializer_list<Tensor> tensors) {
   const int32_t dtype = dtype_of(*tensors.begin());
-  bool alike = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16();
+  bool alike = is_float32_or_bfloat16(*tensors.begin());
   for (const Tensor& x : tensors)  // torch takes several threads for more numbers
     alike = alike && is_dense_on_cpu(x) && dtype_of(x) == dtype && x.is_contiguous() && x.numel() < 1 << 15;
   return alike;
@@ -354,6 +359,79 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> rotated(const Tensor& q
   return {rotate(q, {batch, 1, q.size(2) / d, d}), rotate(k, {batch, k.size(2) / width, 1, width})};
 }
 
+// λ (a scalar) of the four vectors and λ_init, if these are the numbers that `known` begins with; λ is the one behind them.
+std::optional<Tensor> known_lambda(const Tensor& q1, const Tensor& k1, const Tensor& q2, const Tensor& k2,
+                                   double lambda_init, const Tensor& known) {
+  if (!are_alike({q1, k1, q2, k2, known}) || dtype_of(known) != aoti_torch_dtype_float32()) return {};
+  const int64_t d = q1.numel();
+  if (known.numel() != 4 * d + 2) return {};
+  const float* number = floats(known);
+  for (const Tensor& vector : {q1, k1, q2, k2}) {
+    if (vector.numel() != d || std::memcmp(number, vector.data_ptr(), d * sizeof(float)) != 0) return {};
+    number += d;
+  }
+  if (number[0] != static_cast<float>(lambda_init)) return {};
+  const Tensor lam = new_empty(known, ScalarType::Float, {});
+  floats(lam)[0] = number[1];
+  return lam;
+}
+
+// At which token of memory with room for more those seen begin, if new ones can be written behind them; else −1. All are
+// (B, heads, tokens, width).
+int64_t place_of(const Tensor& seen, const Tensor& memory, const Tensor& added) {
+  for (const Tensor& x : {seen, memory, added})
+    if (!is_dense_on_cpu(x) || x.dim() != 4 || dtype_of(x) != dtype_of(memory) || x.stride(3) != 1) return -1;
+  for (int64_t axis = 0; axis < 4; ++axis) {
+    if (seen.stride(axis) != memory.stride(axis)) return -1;
+    if (axis != 2 && (seen.size(axis) != memory.size(axis) || added.size(axis) != memory.size(axis))) return -1;
+  }
+  const int64_t offset = static_cast<char*>(seen.data_ptr()) - static_cast<char*>(memory.data_ptr());
+  const int64_t start = offset / (memory.stride(2) * static_cast<int64_t>(memory.element_size()));
+  return offset >= 0 && start + seen.size(2) + added.size(2) <= memory.size(2) ? start : -1;
+}
+
+// The view of memory that begins at a token and holds those seen and the new ones, which are written there.
+Tensor with_added(const Tensor& memory, int64_t start, const Tensor& seen, const Tensor& added) {
+  const size_t bytes = memory.element_size();
+  auto at = [&](const Tensor& x, int64_t batch, int64_t head, int64_t token) {
+    return static_cast<char*>(x.data_ptr()) + (batch * x.stride(0) + head * x.stride(1) + token * x.stride(2)) * bytes;
+  };
+  for (int64_t b = 0; b < added.size(0); ++b)
+    for (int64_t h = 0; h < added.size(1); ++h)
+      for (int64_t n = 0; n < added.size(2); ++n)
+        std::memcpy(at(memory, b, h, start + seen.size(2) + n), at(added, b, h, n), added.size(3) * bytes);
+  Tensor all = memory;
+  return torch::stable::narrow(all, 2, start, seen.size(2) + added.size(2));
+}
+
+// Keys and values of a cache, each with the memory of which they are a view and what comes behind them.
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> appended(const Tensor& keys, const Tensor& keys_memory,
+                                                                  const Tensor& new_keys, const Tensor& values,
+                                                                  const Tensor& values_memory, const Tensor& new_values) {
+  const int64_t key = place_of(keys, keys_memory, new_keys), value = place_of(values, values_memory, new_values);
+  if (key < 0 || value < 0) return {};
+  return {with_added(keys_memory, key, keys, new_keys), with_added(values_memory, value, values, new_values)};
+}
+
+constexpr int64_t kMostRowsOfInt8 = 8;  // with more, torch's product of unpacked weights is faster
+
+// x (…, width) times the transposed weights (n, width) of int8, each row of which has its scale: (…, n).
+std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, const Tensor& scales) {
+  for (const Tensor& each : {x, weight, scales})
+    if (!is_dense_on_cpu(each) || !each.is_contiguous() || each.dim() == 0) return {};
+  if (!is_float32_or_bfloat16(x) || dtype_of(weight) != aoti_torch_dtype_int8() || weight.dim() != 2) return {};
+  if (dtype_of(scales) != aoti_torch_dtype_float32()) return {};
+  const Int8Weights weights{static_cast<int8_t*>(weight.data_ptr()), floats(scales), weight.size(0), weight.size(1)};
+  if (weights.width != x.size(-1) || scales.numel() != weights.count || x.numel() == 0 || weights.count == 0) return {};
+  const int64_t rows = x.numel() / weights.width;
+  if (rows > kMostRowsOfInt8) return {};
+  std::vector<int64_t> sizes(x.dim(), weights.count);
+  for (int64_t axis = 0; axis + 1 < x.dim(); ++axis) sizes[axis] = x.size(axis);
+  const Tensor out = new_empty(x, x.scalar_type(), sizes);
+  kernels->multiply_int8(weights, x.scalar_type(), x.data_ptr(), rows, out.data_ptr());
+  return out;
+}
+
 std::string products() { return kernels->bfloat16_products(); }
 
 }  // namespace
@@ -366,6 +444,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
       " bool packed=False) -> Tensor?");
   library.def("normed(Tensor x, Tensor weight, float eps) -> Tensor?");
   library.def("rotated(Tensor q, Tensor k, Tensor cos, Tensor sin, int width) -> (Tensor?, Tensor?)");
+  library.def("known_lambda(Tensor q1, Tensor k1, Tensor q2, Tensor k2, float lambda_init, Tensor known) -> Tensor?");
+  library.def(
+      "appended(Tensor keys, Tensor(a!) keys_memory, Tensor new_keys, Tensor values, Tensor(b!) values_memory,"
+      " Tensor new_values) -> (Tensor(a)?, Tensor(b)?)");
+  library.def("multiplied_int8(Tensor x, Tensor weight, Tensor scales) -> Tensor?");
   library.def("bfloat16_products() -> str");
   library.def("use(str capability) -> ()");
 }
@@ -379,6 +462,9 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, libra
   library.impl("decode_fast_path", TORCH_BOX(&decode_fast_path));
   library.impl("normed", TORCH_BOX(&normed));
   library.impl("rotated", TORCH_BOX(&rotated));
+  library.impl("known_lambda", TORCH_BOX(&known_lambda));
+  library.impl("appended", TORCH_BOX(&appended));
+  library.impl("multiplied_int8", TORCH_BOX(&multiplied_int8));
   library.impl("bfloat16_products", TORCH_BOX(&products));
   library.impl("use", TORCH_BOX(&use));
 }

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -33,11 +34,12 @@ int64_t size(const Tensor& x, int64_t axis) { return axis + x.dim() < 0 ? 1 : x.
 int64_t stride(const Tensor& x, int64_t axis) { return size(x, axis) == 1 ? 0 : x.stride(axis); }
 
 // Uninitialised, and otherwise like another tensor. Boxed as by torch::stable::new_empty it takes a microsecond.
-Tensor new_empty(const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
+template <class Sizes = std::initializer_list<int64_t>>
+Tensor new_empty(const Tensor& like, ScalarType type, const Sizes& sizes) {
   int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_aten_new_empty(like.get(), sizes.begin(), static_cast<int64_t>(sizes.size()), &dtype,
-                                                   nullptr, nullptr, 0, nullptr, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_aten_new_empty(like.get(), std::data(sizes), static_cast<int64_t>(sizes.size()),
+                                                   &dtype, nullptr, nullptr, 0, nullptr, &made));
   return Tensor(made);
 }
 

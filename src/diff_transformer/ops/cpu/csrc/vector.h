@@ -1,6 +1,7 @@
 // One name for the widest float vector that this build has, and the few functions at::vec lacks.
 #pragma once
 
+#include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -74,6 +75,10 @@ Vec load_row(const T* x, int64_t count) {
   return load_row(part);
 }
 inline Vec load_row(const float* x, int64_t count) { return Vec::loadu(x, std::min<int64_t>(count, kLanes)); }
+
+inline float sum(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, x);
+}
 
 // Are all of `count` numbers, whole vectors of them, finite?
 inline bool are_finite(const float* x, int64_t count) {
