@@ -111,6 +111,20 @@ def test_a_named_one_refuses(backend: str, transform: Callable[..., Any]) -> Non
         transform(lambda x: loss(x, *others, backend=backend))(q)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "triton", "blockwise", "sdpa"])
+def test_gradients_of_several_losses_and_of_none(backend: str) -> None:
+    """As torch.autograd has them: batches of its older vmap, and zeros that are only a shape."""
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+    leaves, results = [x.requires_grad_() for x in inputs(dtype=torch.float32)], []
+    for name in (backend, "reference"):
+        out = diff_attention(*leaves, is_causal=True, backend=name)
+        grads = torch.stack((torch.ones_like(out), out.detach()))
+        several = torch.autograd.grad(out, leaves, grads, is_grads_batched=True, retain_graph=True)
+        results.append((*several, *torch.autograd.grad(out, leaves, torch._efficientzerotensor(out.shape))))
+    torch.testing.assert_close(*results)
+
+
 def test_the_norms_weight_alone() -> None:
     """The gradient that a kernel with the norm inside does not see coming."""
     tensors = inputs(dtype=torch.float32)

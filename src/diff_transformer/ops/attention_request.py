@@ -138,7 +138,10 @@ def is_eager(*tensors: Tensor | None) -> bool:
         return False
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
-    return all(x is None or (type(x) in PLAIN and not x.is_neg()) for x in tensors)
+    # Zeros without memory and the batches of autograd.grad(is_grads_batched=True) are of torch's plain type, too.
+    is_batch = torch._C._functorch.is_legacy_batchedtensor
+    given = (x for x in tensors if x is not None)
+    return all(type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor() or is_batch(x)) for x in given)
 
 
 def may_skip_dispatcher() -> bool:

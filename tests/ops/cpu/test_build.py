@@ -30,6 +30,7 @@ ENVIRONMENT = dict(os.environ)  # before any test changes it
 
 KERNEL = 'extern "C" int two() { return 2; }\n'
 BROKEN = "int first() { return 1; }\nint second() { return undeclared; }\nint third() { return also_undeclared; }\n"
+ABORTS = '#include <cstdlib>\nstruct Aborts { Aborts() { abort(); } } aborts;\n'
 UNDEFINED = 'extern "C" int nowhere();\nextern "C" int call() { return nowhere(); }\n'
 
 
@@ -388,11 +389,39 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     assert not cpu_build.describe().log.exists()
 
 
-def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
-    (sources / "kernel.cpp").write_text(UNDEFINED, encoding="utf-8")
-    with pytest.raises(cpu_build.BuildError, match=r"does not load .*undefined symbol: nowhere"):
-        cpu_build.load()
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(UNDEFINED, r"does not load .*undefined symbol: nowhere"), (ABORTS, r"does not load \(no error in its output\)")],
+    ids=["undefined", "aborts"],
+)
+def test_a_library_that_does_not_load_is_not_kept(sources: Path, code: str, reason: str) -> None:
+    (sources / "kernel.cpp").write_text(code, encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(cpu_build.BuildError, match=reason):
+            cpu_build.load()
+    assert cpu_build.describe().log.exists()
     assert not cpu_build.describe().library.exists()
+
+
+def test_a_compiler_with_its_own_umask_jobs_and_colours(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, running = tmp_path / "g++", tmp_path / "running"
+    compiler.write_text(
+        f'#!/bin/sh\numask 002\n[ "$1" = -shared ] || mkdir {running} || exit 1\ng++ "$@"; code=$?\n'
+        f'[ "$1" = -shared ] || rmdir {running}\nexit $code\n',
+        encoding="utf-8",
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("MAX_JOBS", "1")
+    (sources / "another.cpp").write_text("int another() { return 1; }", encoding="utf-8")
+    cpu_build.load()
+    assert cpu_build.unavailable_reason() is None
+    monkeypatch.setenv("CXXFLAGS", "-fdiagnostics-color=always")
+    (sources / "kernel.cpp").write_text("int f() { return undeclared; }", encoding="utf-8")
+    with pytest.raises(cpu_build.BuildError, match="error: .*undeclared"):
+        cpu_build.load()
 
 
 def test_a_compiler_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -482,6 +511,12 @@ def test_links_and_sticky_folders(library: Path, tmp_path: Path) -> None:
     elsewhere = library.rename(tmp_path / "open" / "other.so")
     library.symlink_to(elsewhere)
     assert f"{elsewhere.parent} belongs" in str(refusal(library))
+    library.unlink()
+    library.symlink_to("/bin/sh")
+    assert refusal(library) is None
+    if os.geteuid() == 0:  # others could make it name a library of theirs
+        os.lchown(library, 12345, 12345)
+        assert f"{library} belongs to user 12345" in str(refusal(library))
 
 
 def test_what_root_has_installed_for_all_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Finds the kernel's library: in the wheel, or compiled on first use into torch's extension cache.
 
 The library of a wheel is for every torch from 2.10 on, every Python, and each instruction set of its processor family.
-Elsewhere one is compiled in a work folder and loaded, and only then moved into the cache, in one step: no process can
-meet half a library. All that decides the machine code is in the name of its folder, so it is never out of date.
+Elsewhere one is compiled in a work folder, tried by a process, and only then moved into the cache, in one step: nobody
+can meet half a library. All that decides the machine code is in the name of its folder, so it is never out of date.
 To load a library is to run it, so one that others could have written is not loaded, and none is compiled if they can.
 """
 
@@ -195,7 +195,7 @@ def _lock(path: Path) -> Iterator[None]:
     """Hold a lock among processes. The operating system takes it from a process that ends, however it ends."""
     import fcntl  # not there on Windows
 
-    with open(path, "w") as file:
+    with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -208,7 +208,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _compile(build: Build) -> None:
-    """Compile the library, load it, and put it in its place. The caller holds the lock."""
+    """Compile the library, try it, put it in its place and load it. The caller holds the lock."""
     compiler, identity = _find_compiler(build)
     _announce("compiling the CPU kernel: twenty seconds to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
@@ -219,36 +219,43 @@ def _compile(build: Build) -> None:
         library, log = Path(work, build.library.name), Path(work, build.log.name)
         sources = [path for path in build.sources if path.suffix == ".cpp"]
         installed = os.path.dirname(torch.__file__)
-        flags = [*build.flags, f"-isystem{installed}/include"]
+        flags = [*build.flags, "-fdiagnostics-color=never", f"-isystem{installed}/include"]
         link = ["-shared", *(f"{path.stem}.o" for path in sources), f"-L{installed}/lib", "-ltorch_cpu", "-lc10"]
+        suffix = "so"
         if sys.platform == "darwin":  # its linker leaves no symbol to the loader unasked
-            link += ["-undefined", "dynamic_lookup"]
-        if not (
-            _run([[*compiler, *flags, "-c", str(path)] for path in sources], log)
-            and _run([[*compiler, *link, "-o", library.name]], log)
-        ):
-            error = re.search(r".*\berror: .*", log.read_text(encoding="utf-8", errors="replace"))
-            fault = f"it does not compile ({error.group() if error else 'no error in its output'})"
-        elif fault := _load(library):
-            fault = f"the compiled library does not load ({fault})"
-        if fault:
+            link, suffix = [*link, "-undefined", "dynamic_lookup"], "dylib"
+        paths = [f"{installed}/lib/libtorch_cpu.{suffix}", str(library)]
+        trial = f"import ctypes; [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in {paths}]"  # may end its process
+        is_compiled = _run([[*compiler, *flags, "-c", str(path)] for path in sources], log)
+        is_compiled = is_compiled and _run([[*compiler, *link, "-o", library.name]], log)
+        if not (is_compiled and _run([[sys.executable, "-c", trial]], log)):
+            said = log.read_text(encoding="utf-8", errors="replace")
+            error = re.search(r".*\berror: .*" if not is_compiled else r".*$", said.strip())
+            fault = "the compiled library does not load" if is_compiled else "it does not compile"
+            fault += f" ({error[0] if error and error[0] else 'no error in its output'})"
             fault += f"; all output is in {build.log}; another compiler can be named in the environment variable CXX; "
             fault += "to try again, remove that file"
-            log.write_bytes(os.fsencode(f"{identity}\n{fault}\n") + log.read_bytes())
+            log.write_bytes(f"{identity}\n{fault}\n".encode("utf-8", "surrogateescape") + log.read_bytes())
             os.replace(log, build.log)
             raise BuildError(fault)
+        library.chmod(0o755)  # a compiler that sets a umask of its own may let a group write
         with open(library, "rb") as file:
             os.fsync(file.fileno())  # the name must not reach the disk before the contents
         os.replace(library, build.library)
+    torch.ops.load_library(build.library)
     build.log.unlink(missing_ok=True)
     _announce(f"compiled in {time.perf_counter() - start:.0f} s: {build.library}")
 
 
 def _run(commands: list[list[str]], log: Path) -> bool:
-    """Run commands at the same time beside the log, which has all that they say; return whether none fails."""
+    """Run commands beside the log, on all processors or MAX_JOBS of them; return whether none fails."""
     processes: list[subprocess.Popen[bytes]] = []
+    named = os.environ.get("MAX_JOBS", "")  # as ninja takes it
+    jobs = int(named) if named.isdecimal() and int(named) else os.cpu_count() or 1
     try:
         for command in commands:
+            if len(processes) >= jobs:
+                processes[-jobs].wait()
             with open(log, "ab") as output:
                 process = subprocess.Popen(
                     command,
@@ -256,9 +263,9 @@ def _run(commands: list[list[str]], log: Path) -> bool:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "LC_ALL": "C"},  # the log is searched for "error:"
+                    # The log is searched for "error:"; what an ended compiler leaves behind goes with the folder.
+                    env={**os.environ, "LC_ALL": "C", "TMPDIR": str(log.parent)},
                     start_new_session=True,  # a compiler is several processes, to be ended together
-                    umask=0o022,  # nobody else may write the library
                 )
             processes.append(process)
         return not any(process.wait() for process in processes)
@@ -267,7 +274,8 @@ def _run(commands: list[list[str]], log: Path) -> bool:
     finally:  # after Ctrl-C, too
         for process in processes:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(OSError):  # it ends just now
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -286,9 +294,9 @@ def _find_compiler(build: Build) -> tuple[list[str], str]:
     # Another compiler, or another version of it, deserves a try.
     identity = f"{shlex.join(command)} {os.path.realpath(compilers[0])} {os.stat(compilers[0]).st_mtime_ns}"
     if build.log.is_file():
-        failed, reason, *_ = [*os.fsdecode(build.log.read_bytes()).splitlines(), "", ""]
-        if failed == identity:
-            raise BuildError(reason)
+        failed, reason, *_ = [*build.log.read_bytes().splitlines(), b"", b""]
+        if failed == identity.encode("utf-8", "surrogateescape"):
+            raise BuildError(reason.decode("utf-8", "surrogateescape"))
     return command, identity
 
 
@@ -312,17 +320,18 @@ def refusal(library: Path) -> str | None:
     """
     trusted = {0, os.geteuid()}
     real = Path(os.path.realpath(library))
-    innermost = (real, real.parent, library.parent)  # where the library is a link, the folders of both ends count
+    innermost = (library, real, real.parent, library.parent)  # where the library is a link, both ends count
     for path in (*innermost, *library.parents, *real.parents):
         try:
             status = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        mode = 0 if stat.S_ISLNK(status.st_mode) else status.st_mode  # a link's own permissions mean nothing
         is_above = path not in innermost
         # In a container without root's rights, the host's folders, "/" among them, belong to a user that stands for all
         # who are unknown there. It may own the way to the cache, not what lies in the library's folder.
         is_ours = status.st_uid in trusted or (is_above and status.st_uid == os.lstat("/").st_uid)
-        if is_ours and (not status.st_mode & 0o022 or (is_above and status.st_mode & stat.S_ISVTX)):
+        if is_ours and (not mode & 0o022 or (is_above and mode & stat.S_ISVTX)):
             continue
         mend = f"run `chmod go-w {shlex.quote(str(path))}` and remove {library}, so that it is compiled again, or "
         return (
