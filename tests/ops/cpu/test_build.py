@@ -30,7 +30,7 @@ ENVIRONMENT = dict(os.environ)  # before any test changes it
 
 KERNEL = 'extern "C" int two() { return 2; }\n'
 BROKEN = "int first() { return 1; }\nint second() { return undeclared; }\nint third() { return also_undeclared; }\n"
-ABORTS = '#include <cstdlib>\nstruct Aborts { Aborts() { abort(); } } aborts;\n'
+ABORTS = "#include <cstdlib>\nstruct Aborts { Aborts() { abort(); } } aborts;\n"
 UNDEFINED = 'extern "C" int nowhere();\nextern "C" int call() { return nowhere(); }\n'
 
 
@@ -420,7 +420,7 @@ def test_a_compiler_with_its_own_umask_jobs_and_colours(
     assert cpu_build.unavailable_reason() is None
     monkeypatch.setenv("CXXFLAGS", "-fdiagnostics-color=always")
     (sources / "kernel.cpp").write_text("int f() { return undeclared; }", encoding="utf-8")
-    with pytest.raises(cpu_build.BuildError, match="error: .*undeclared"):
+    with pytest.raises(cpu_build.BuildError, match=r"error: .*undeclared"):
         cpu_build.load()
 
 
