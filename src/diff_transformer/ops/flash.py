@@ -67,13 +67,12 @@ def reason_against_flash(backend: str, request: Request) -> str | None:
 
 
 def auto_takes_fa4(request: Request) -> bool:
-    """Return whether ``auto`` tries FlashAttention-4: installed, on Hopper, for the kind of request that was timed."""
+    """Return whether ``auto`` tries FlashAttention-4: if installed, by times of Hopper, by prediction on Blackwell."""
     q, v = request.q, request.v
     if q.dtype != torch.bfloat16 or not request.is_causal or request.window is not None or request.n < MEASURED_QUERIES:
         return False
     is_measured = any(q.shape[-1] == d and v.shape[-1] == dv for d, dv in MEASURED_WIDTHS)
-    is_hopper = _kernels_on("fa4", q.device.type, q.device.index, q.dtype)[1] == 9
-    return is_measured and is_hopper and reason_against_flash("fa4", request) is None
+    return is_measured and reason_against_flash("fa4", request) is None
 
 
 @constant_when_compiled

@@ -133,7 +133,7 @@ def test_each_family_is_checked_once_and_by_itself(gpu: Hopper) -> None:
     assert gpu.checked == [TRAINING, FORWARD, FORWARD, FORWARD]
 
 
-def test_many_queries_on_hopper_go_to_flash_attention_4_once_it_is_right(
+def test_many_queries_on_hopper_and_blackwell_go_to_flash_attention_4_once_it_is_right(
     gpu: Hopper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is installed, from the length at which it was timed; where it fails its check, triton takes them."""
@@ -151,6 +151,8 @@ def test_many_queries_on_hopper_go_to_flash_attention_4_once_it_is_right(
     assert [chosen(4096, **many | other) for other in others] == ["triton"] * 3  # which were not timed
     assert [chosen(4095, **many), chosen(1, 8192, **many)] == ["triton"] * 2
     gpu.capability = 10, 0
+    assert [chosen(4096, **many), chosen(4096, **many | {"d": 128})] == ["fa4", "triton"]
+    gpu.capability = 12, 0
     assert chosen(4096, **many) == "triton"
     gpu.capability, gpu.kernels = (9, 0), one_row_wrong
     message = "'fa4' failed its check .* 'triton' or 'sdpa' .* by fa4: the output is wrong"
