@@ -125,6 +125,17 @@ def test_gradients_of_several_losses_and_of_none(backend: str) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("backend", ["triton", "blockwise"])
+def test_hooks_that_give_what_was_saved_another_layout(backend: str) -> None:
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+    tensors = inputs(dtype=torch.float32)
+    options: dict[str, Any] = {"norm_weight": torch.rand(8), "signal_weight": torch.rand(4, 1)}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 1 else x):
+        result = by_autograd(*tensors, backend=backend, **options)
+    torch.testing.assert_close(result, by_autograd(*tensors, backend="reference", **options))
+
+
 def test_the_norms_weight_alone() -> None:
     """The gradient that a kernel with the norm inside does not see coming."""
     tensors = inputs(dtype=torch.float32)

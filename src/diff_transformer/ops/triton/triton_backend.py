@@ -32,6 +32,7 @@ from diff_transformer.ops.triton.kernel_arguments import (
     has_few_queries,
     problem_of,
     program_count,
+    with_rows,
 )
 
 WIDEST_KEY, WIDEST_VALUE = 128, 256
@@ -184,7 +185,7 @@ def run_backward(grad_out: Tensor, *inputs: Any) -> Results:
         return tuple(q.new_zeros(0) if x is None else torch.zeros_like(x) for x in inputs)
     with torch.cuda.device_of(q):
         request = Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, signal_weight)
-        of_forward = SavedForBackward(*[*saved, a1_v])
+        of_forward = SavedForBackward(*(x if x is None or x.dim() < 2 else with_rows(x) for x in (*saved, a1_v)))
         (of_rows, *launches), gradients, row_sums = plan_backward(grad_out, problem_of(request), norm, of_forward)
         of_rows.run()
         if grad_log_sums is not None:  # dS_c = P_c ⊙ (g_c dP − row sum), with g_1 = w and g_2 = −λ, and P_c dL_c more
