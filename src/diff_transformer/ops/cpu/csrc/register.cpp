@@ -255,7 +255,7 @@ std::optional<Tensor> refuse(const Tensor&, const Tensor&, const Tensor&, const 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
-    const std::optional<Tensor>& attn_mask, const Tensor& statistics, bool is_causal, double scale,
+    const std::optional<Tensor>& attn_mask, const Tensor& given_statistics, bool is_causal, double scale,
     std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
     const std::optional<Tensor>& grad_statistics, const std::optional<Tensor>& signal) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
@@ -264,6 +264,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
+  const Tensor statistics = contiguous(given_statistics);  // a hook on saved tensors may have turned them
   const ScalarType type = inputs.q.scalar_type();
   const Tensor grad_q = new_empty(q, type, {p.batch, p.groups(), p.ratio + 1, p.n, p.d});
   const Tensor grad_k = new_empty(k, type, {p.batch, p.key_heads, p.key_maps, p.s, p.d});
