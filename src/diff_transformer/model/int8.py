@@ -23,8 +23,8 @@ METHOD = "diff_transformer_int8"
 class Int8Config(QuantizationConfigMixin):
     """Configuration of eight-bit weights, for ``from_pretrained(..., quantization_config=Int8Config())``.
 
-    λ, norms, embeddings and the output head stay as they are. The model computes in bfloat16, in which alone the
-    product is fast, whatever dtype is asked for. Nothing trains such a model.
+    λ, norms and embeddings stay as they are, so that an output head that was tied to them is not any more. The model
+    computes in bfloat16, in which alone the product is fast, whatever dtype is asked for. Nothing trains such a model.
 
     Examples:
         >>> sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -120,17 +120,23 @@ class Int8Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for parent, name, linear in _linear_layers(model):
             setattr(parent, name, Int8Linear.of(linear))
+        if isinstance(model.get_output_embeddings(), Int8Linear):
+            model.config.tie_word_embeddings = False
+            model.all_tied_weights_keys.pop("lm_head.weight", None)
         available_to_auto()  # loads the kernel, if nothing has yet
         return model
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers to hold in eight bits with parents: those of the layers but W_λ and absorbed ones."""
-    found = []
+    """Return the linear layers to hold in eight bits with parents: the output head, and those of the layers.
+
+    W_λ and absorbed ones are left out.
+    """
+    found, head = [], model.get_output_embeddings()
     for path, module in model.named_modules():
         *parents, name = path.split(".")
         parent = model.get_submodule(".".join(parents))
         kept = ("lambda_proj", *getattr(parent, "absorbed", ()))
-        if isinstance(module, nn.Linear) and "layers" in parents and name not in kept:
+        if isinstance(module, nn.Linear) and (module is head or ("layers" in parents and name not in kept)):
             found.append((parent, name, module))
     return found
