@@ -209,13 +209,12 @@ def decoding(document: Mapping[str, Any]) -> str:
     """DIFF's time for a token relative to each of the ways to decode another model of its size."""
     cases: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in document["rows"]:
-        if row["against"] == BASELINE:
-            cases.setdefault((row["dtype"], row["shape"]["length"]), {})[row["candidate"]] = row
+        if row["candidate"] == DIFF:
+            cases.setdefault((row["dtype"], row["shape"]["length"]), {})[row["against"]] = row
     lines = [f"| DIFF relative to | {' | '.join(DECODERS.values())} | DIFF, ms |", "|---|---|" + "---|" * len(DECODERS)]
     for (dtype, length), rows in cases.items():
-        others = (rows[name]["ratio"] for name in DECODERS)
-        cells = (f"{rows[DIFF]['ratio'] / other:.2f}" if other else "–" for other in others)
-        lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[DIFF]['milliseconds']:.1f} |")
+        cells = (f"{rows[name]['ratio']:.2f}" if name in rows else "–" for name in DECODERS)
+        lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[BASELINE]['milliseconds']:.1f} |")
     note = "int8: weights in eight bits, by this package; in CTranslate2 activations as well, by its own means. "
     return "\n".join(lines) + f"\n\n{note}{' '.join(document['notes'])} {page_part('provenance', document)}"
 

@@ -34,7 +34,7 @@ def test_a_ratio_is_to_the_candidate_that_it_names() -> None:
         BenchSettings(rounds=5),
         lambda run, repeats: run(),  # type: ignore[arg-type,return-value]  # each run gives its own time
         rates=lambda time: {"tokens_per_second": 12 / time},
-        other_bases={"DiffLlama": "Llama"},
+        other_bases={"DiffLlama": ("Llama",)},
     )
     assert [(row.candidate, row.against, row.ratio, row.tokens_per_second) for row in timed] == [
         ("softmax", "softmax", 1.0, 6.0),

@@ -302,13 +302,13 @@ def time_case(
     *,
     rates: Callable[[float], dict[str, Any]],
     bases: Sequence[str] = (BASELINE,),
-    other_bases: Mapping[str, str] | None = None,
+    other_bases: Mapping[str, Sequence[str]] | None = None,
 ) -> list[BenchRow]:
     """Return the rows of one case with their times, measured in alternated runs.
 
     Of the `checked` rows those with a reason are not timed. `prepare` makes the timed call of a candidate, `rates`
     fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run. Candidates in
-    `other_bases` get a second row, relative to another candidate.
+    `other_bases` get more rows, relative to other candidates.
     """
     device, rows = settings.torch_device, dict(checked)
 
@@ -335,7 +335,7 @@ def time_case(
         return [replace(row, against=base, reason=row.reason or failure) for row in rows.values()]
     finished = []
     for name, row in rows.items():
-        for against in (base, (other_bases or {}).get(name)):
+        for against in (base, *(other_bases or {}).get(name, ())):
             if name in times and against in times:
                 ratios = list(map(operator.truediv, times[name], times[against]))
                 low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")

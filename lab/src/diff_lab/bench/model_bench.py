@@ -35,8 +35,8 @@ from diff_transformer.utils.environment import installed_version
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 PLAIN, CTRANSLATE2 = "Llama, plain torch", "CTranslate2"
 INT8 = "int8"
-# Candidates that get a second row, relative to another candidate than the baseline.
-OTHER_BASES = {DIFF_LLAMA: LLAMA}
+# Candidates that get more rows, relative to others than the baseline.
+OTHER_BASES = {DIFF: (LLAMA, PLAIN, CTRANSLATE2), DIFF_LLAMA: (LLAMA,)}
 LEARNING_RATE = 1e-4
 ROUNDINGS = 8  # to the dtype, on the way through a model
 
