@@ -106,10 +106,10 @@ def test_a_decoded_token_has_the_logits_of_the_whole_text(small: ModelSettings, 
         assert decode.seconds(2) > 0  # type: ignore[attr-defined]
 
 
-def test_int8_is_for_decoding_and_leaves_the_head_as_it_is(small: ModelSettings) -> None:
+def test_int8_is_for_decoding_and_takes_the_head_too(small: ModelSettings) -> None:
     model = cast(build("diff", small), "int8")
     assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.int8
-    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert model.lm_head.weight.dtype == torch.int8
     with pytest.raises(ValueError, match="dtype int8 is for the pass decode alone, got forward, step"):
         ModelSettings(dtypes=("int8",), passes=("forward", "step"))
 

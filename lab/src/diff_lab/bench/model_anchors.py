@@ -21,9 +21,9 @@ def decode_plainly(llama: Any, tokens: Tensor) -> Callable[[], Tensor]:
     The layers are the Llama's. SDPA reads keys and values of N tokens that are made once and written in place.
     """
     model, last, heads = llama.model, tokens.shape[1] - 1, (-1, llama.config.head_dim)
-    cos, sin = model.rotary_emb(llama.lm_head.weight, torch.arange(last + 1, device=tokens.device)[None])
+    cos, sin = model.rotary_emb(model.embed_tokens.weight, torch.arange(last + 1, device=tokens.device)[None])
     sizes = len(model.layers), 2, len(tokens), llama.config.num_key_value_heads, last + 1, llama.config.head_dim
-    cache = llama.lm_head.weight.new_zeros(sizes)
+    cache = model.embed_tokens.weight.new_zeros(sizes)
 
     def norm(module: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
