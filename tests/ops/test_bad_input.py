@@ -97,6 +97,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["attn_mask", "boolean", "floating", "torch.int64"],
     ),
     "mask no tensor": ({"attn_mask": [[True]]}, ["attn_mask", "tensor", "list"]),
+    "is_causal a word": ({"is_causal": "no"}, ["is_causal", "'no'", "True or False"]),
     "window 0": ({"window": 0}, ["window", "0", "1 or more"]),
     "window a fraction": ({"window": 2.5}, ["window", "2.5", "whole number"]),
     "window true": ({"window": True}, ["window", "True", "whole number"]),
