@@ -122,7 +122,7 @@ class Int8Quantizer(HfQuantizer):
         return model
 
 
-def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+def _linear_layers(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
     """Return what is held in eight bits, with parents: the output head, linear layers but W_λ and absorbed ones."""
     found, head = [], model.get_output_embeddings()
     for path, module in model.named_modules():
