@@ -22,7 +22,7 @@ def main() -> None:
     folder = parser.parse_args().output
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as started:
         file = Path(temporary) / "page.html"
-        write_recorded_page(*next(iter(shipped_pairs().values())), file, device="cpu")
+        write_recorded_page(*next(iter(shipped_pairs().values())), file, device="cpu", text=None)
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1440, "height": 1060})

@@ -136,6 +136,7 @@ def test_models_of_transformers_on_either_side(tmp_path: Path) -> None:
     [
         (["nowhere"], "The checkpoint 'nowhere' does not exist"),
         (["{run}", "--output", "{run}/config.json"], "is there already"),
+        (["{run}", "--output", "{run}/nowhere/page.html"], "/nowhere/page.html' does not exist"),
         (["{run}", "--output", "page.html", "--port", "80"], "--port does not go with --output"),
         (["{run}", "--text", ""], "no tokens"),
         (["--text", "to be"], "--text does not go with the models of the package: name a CHECKPOINT"),

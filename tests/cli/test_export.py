@@ -95,13 +95,27 @@ def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: P
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_weights_beyond_the_configuration_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(text_run / "model", tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] - 1}))
+    fails(run("generate", copy, "--prompt", "def "), "has weights that its config.json has not: model.layers.")
+
+
 def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "int8", "--int8").exit_code == 0
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
     assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
     assert {value.dtype for name, value in tensors.items() if ".lam." in name} == {torch.float32}
-    written = run("generate", tmp_path / "int8", "--prompt", "def ", "--max-new-tokens", 3)
+    assert run("export", tmp_path / "int8", tmp_path / "again").exit_code == 0
+    first, second = (tmp_path / name / "model.safetensors" for name in ("int8", "again"))
+    assert first.read_bytes() == second.read_bytes()
+    prompt = "--prompt", "def ", "--max-new-tokens", 3, "--greedy"
+    settings = tmp_path / "int8" / "generation_config.json"  # which the options of the command line replace
+    settings.write_text('{"repetition_penalty": 9.0, "num_beams": 3}', encoding="utf-8")
+    written, whole = (run("generate", folder, *prompt) for folder in (tmp_path / "int8", text_run))
     assert written.exit_code == 0, written.stderr
+    assert written.stdout == whole.stdout
     fails(run("convert", tmp_path / "int8", tmp_path / "out", "--to", "microsoft"), "Only F64, F32, F16, BF16 weights")
     for options in (["--int8"], ["--dtype", "float32"]):
         fails(

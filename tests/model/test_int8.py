@@ -102,3 +102,16 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     nn.init.constant_(linear.weight, torch.inf)
     with pytest.raises(ValueError, match="NaN or infinity"):
         Int8Linear.of(linear)
+    with pytest.raises(ValueError, match="weights on the disk cannot be held in eight bits"):
+        Int8Linear.of(nn.Linear(4, 4, device="meta"))
+
+
+@pytest.mark.all  # Inductor compiles C++
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+def test_it_compiles(make: Any, tokens: Any, tmp_path: Path) -> None:
+    make("diff").save_pretrained(tmp_path)
+    settings: dict[str, Any] = {"quantization_config": Int8Config()}
+    model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()
+    with torch.no_grad():
+        compiled, eager = torch.compile(model)(inputs).logits, model(inputs).logits
+    torch.testing.assert_close(compiled, eager, rtol=2**-5, atol=2**-5)

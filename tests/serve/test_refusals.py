@@ -2,10 +2,13 @@
 
 import json
 import math
+import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -145,3 +148,16 @@ def test_whoever_has_the_key_is_answered_and_nobody_else() -> None:
         assert post(url, "/v1/completions", b"{")[0] == 401
         assert post(url, "/v1/completions", b"{", Authorization="Basic secret")[0] == 401
         assert answer_to(urllib.request.Request(url.removesuffix("/v1") + "/health")) == (200, {"status": "ok"})
+
+
+def test_a_client_that_hangs_up_inside_its_body(chat_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is no fault of the server, whose log has no traceback of it."""
+    address = urlsplit(chat_url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        client.sendall(head.encode())
+        time.sleep(0.1)
+    assert post(chat_url, "/v1/completions", json.dumps(COMPLETION).encode())[0] == 200
+    assert not [record for record in caplog.records if record.exc_info]

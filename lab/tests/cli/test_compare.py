@@ -62,7 +62,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     written = read_results(folder / "recipe_mine.json")
     assert written.settings["request"]["recipe"]["train"]["steps"] == 3
     assert "\n2 of 2 trainings are done.\n" in result.stderr
-    assert "With one seed there are no intervals, and every answer is inconclusive." in result.stderr
+    assert "With one seed there are no intervals over seeds, and every answer is inconclusive." in result.stderr
     assert "variants of the recipe mine: diff; softmax" in result.stdout
     assert "DIFF − Transformer" in result.stdout
     assert "paper" not in result.stdout.split("Verdict")[0]

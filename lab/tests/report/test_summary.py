@@ -91,5 +91,5 @@ def test_how_sure_the_findings_are() -> None:
     text = certainty(results, findings(results))
     assert "have 12,345 parameters" in text
     assert "2 to 3 seeds" in text
-    assert text.endswith("After Holm's correction for these 2, 2 have a p below 0.05.")
+    assert text.endswith("After Holm's correction for these 2, p is below 0.05 for 2.")
     assert certainty([], []) == ""

@@ -50,10 +50,8 @@ class Commands(TyperGroup):
         if cmd_name not in self.table:
             return None
         loaded = resolve_name(f"{self.package}.{self.table[cmd_name]}")
-        if isinstance(loaded, typer.Typer):  # made by its module
-            commands = loaded
-        else:
-            commands = typer.Typer(add_completion=False)
+        commands = loaded if isinstance(loaded, typer.Typer) else typer.Typer(add_completion=False)
+        if commands is not loaded:  # it is a function, and not made by its module
             commands.command(cmd_name)(with_plain_errors(loaded))
         command: Any = typer.main.get_command(commands)
         for each in (command, *getattr(command, "commands", {}).values()):

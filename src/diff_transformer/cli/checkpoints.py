@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from diff_transformer import shipped_models
-from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM, DiffTransformerPreTrainedModel
 from diff_transformer.model.configuration import AUTO_CLASSES
 from diff_transformer.utils.environment import check_device
 from diff_transformer.utils.files import parse_json, read_json
 from diff_transformer.utils.manifest import require_unchanged_weights
-from diff_transformer.utils.suggestions import did_you_mean
+from diff_transformer.utils.suggestions import did_you_mean, some
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -69,13 +69,14 @@ def load_model(
     """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
     It goes to the GPU, if there is one, unless a device is given; its dtype is the weights' own unless one is given.
-    `quantization` is a quantization_config of transformers.
-    Raises ValueError if the weights cannot be read, are incomplete, or differ from the checkpoint's manifest.
+    `quantization` is a quantization_config of transformers, in the place of the folder's own.
+    Raises ValueError if the weights cannot be read, are not the model's, or differ from the checkpoint's manifest.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)
     require_unchanged_weights(folder)
+    own = {} if quantization is None else {"quantization_config": quantization}  # None would count as given
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
             folder,
@@ -83,12 +84,15 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
             dtype=dtype or "auto",
-            quantization_config=quantization,
+            **own,
         )
-    except (SafetensorError, RuntimeError) as error:
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     if report["missing_keys"]:
-        raise ValueError(f"The weights in {str(folder)!r} lack {', '.join(sorted(report['missing_keys']))}.")
+        raise ValueError(f"The weights in {str(folder)!r} lack {some(sorted(report['missing_keys']))}.")
+    if report["unexpected_keys"] and isinstance(model, DiffTransformerPreTrainedModel):
+        unknown = some(sorted(report["unexpected_keys"]), 4)
+        raise ValueError(f"{str(folder)!r} has weights that its config.json has not: {unknown}.")
     return model.eval().to(device)
 
 

@@ -40,8 +40,10 @@ def refuse(subject: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_existing(paths: Iterable[Path], subject: str, *, overwrite: bool) -> None:
-    """Raise FileExistsError for the first path that exists, unless --overwrite was given."""
+    """Raise FileExistsError for the first path that exists, unless --overwrite was given; it must have a folder."""
     for path in paths:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
         if path.exists() and not overwrite:
             raise FileExistsError(
                 f"{str(path)!r} is there already; choose another --output, or replace the {subject} with --overwrite."

@@ -103,17 +103,14 @@ def export(
         bool, typer.Option("--onnx", help="Write an ONNX graph with a cache instead; it is compared with the model.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        optional("The dtype of the weights.", "the checkpoint's own"),
+        Literal["float32", "bfloat16", "float16"] | None, optional("The dtype of the weights.", "the checkpoint's own")
     ] = None,
     int8: Annotated[
-        bool,
-        typer.Option("--int8", help="Write the layers' weights in eight bits, which decode faster on a CPU."),
+        bool, typer.Option("--int8", help="Write the weights of layers and output head in eight bits, for a CPU.")
     ] = False,
     max_shard_size: Annotated[str | None, optional("The largest size of a weights file, such as 500MB.", "5GB")] = None,
     results: Annotated[
-        list[Path] | None,
-        optional("With diff-transformer-lab: results for the model card.", "the run's results.json"),
+        list[Path] | None, optional("With diff-transformer-lab: results for the model card.", "the run's results.json")
     ] = None,
     license_name: Annotated[
         str | None,

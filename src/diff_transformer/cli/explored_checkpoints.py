@@ -63,8 +63,7 @@ def read_examples(folder: Path) -> ModelExamples:
 def shipped_pairs() -> dict[str, tuple[Path, Path]]:
     """Return the package's models that belong together, by their family: FAMILY-diff beside FAMILY-softmax.
 
-    Raises:
-        ValueError: there are none.
+    Raises ValueError if there are none.
     """
     names = shipped_models.pretrained_names()
     pairs = {
@@ -81,12 +80,7 @@ def shipped_pairs() -> dict[str, tuple[Path, Path]]:
 
 
 def write_recorded_page(
-    checkpoint: Path,
-    compare: Path | None,
-    output: Path,
-    *,
-    text: str | Example | None = None,
-    device: str | None = None,
+    checkpoint: Path, compare: Path | None, output: Path, *, text: str | Example | None, device: str | None = None
 ) -> None:
     """Write the page of two models as one file, over a file that is there. Raises ValueError as `build_explorer`."""
     explorer = build_explorer(checkpoint, compare, text, device)
@@ -97,8 +91,7 @@ def write_recorded_page(
 def build_explorer(checkpoint: Path, compare: Path | None, text: str | Example | None, device: str | None) -> Explorer:
     """Load the models and their vocabularies. A given text comes before the explorer's own.
 
-    Raises:
-        ValueError: the checkpoint is not differential, or a text that it cannot read.
+    Raises ValueError for a checkpoint that is not differential, or a text that it cannot read.
     """
     folders = [find_checkpoint(path, ours=False) for path in (checkpoint, compare) if path is not None]
     config = AutoConfig.from_pretrained(folders[0], local_files_only=True)

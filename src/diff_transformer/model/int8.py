@@ -63,6 +63,8 @@ class Int8Linear(KeepsFloat32):
     @classmethod
     def of(cls, linear: nn.Linear) -> "Int8Linear":
         """Return the layer with the weights of a linear layer, rounded. Raises ValueError for a NaN or infinity."""
+        if linear.weight.is_meta:
+            raise ValueError("weights on the disk cannot be held in eight bits: device_map must name devices.")
         weight = linear.weight.detach().float()
         if not weight.isfinite().all():
             raise ValueError("a weight with NaN or infinity cannot be held in eight bits.")
@@ -81,7 +83,7 @@ class Int8Linear(KeepsFloat32):
         out: Tensor | None = token_step("multiplied_int8", x, self.weight, self.weight_scale)
         if out is None:  # sums that are not scaled yet may overflow in float16
             wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-            out = F.linear(x.to(wide), self.weight.to(wide)) * self.weight_scale.to(wide)
+            out = F.linear(x.to(wide), self.weight.to(wide)) * self.weight_scale
         return (out if self.bias is None else out + self.bias.to(out.dtype)).to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -63,7 +63,7 @@ def make_application(served: ServedModel, api_key: str | None = None) -> Starlet
             Route("/v1/completions", guarded(partial(_reply, served, CompletionRequest)), methods=["POST"]),
             Route("/v1/chat/completions", guarded(partial(_reply, served, ChatRequest)), methods=["POST"]),
         ],
-        exception_handlers={HTTPException: _error, Exception: _error},
+        exception_handlers={HTTPException: _error, ClientDisconnect: _error, Exception: _error},
     )
 
 

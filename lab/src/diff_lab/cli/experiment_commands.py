@@ -281,7 +281,7 @@ def compare(
     request = request_experiment(experiment, OWN, options=options)
     check_results(results_path(folder, name), request, **kept)
     if seeds == 1:
-        messages.print("With one seed there are no intervals, and every answer is inconclusive.")
+        messages.print("With one seed there are no intervals over seeds, and every answer is inconclusive.")
     results = run_experiment(request, folder, progress=RunProgress(messages), workers=workers, **kept)
     show_results(results, results_path(folder, name))
     _write_report(folder)

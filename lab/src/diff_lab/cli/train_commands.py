@@ -139,6 +139,7 @@ def train(
 ) -> None:
     """Train the model of a recipe. Follow the run with TensorBoard."""
     from diff_lab.measure.standard import validation_callback
+    from diff_lab.results_files import number_of
     from diff_lab.train import build_data, load_recipe, open_run
     from diff_lab.train.progress import RunProgress
     from diff_transformer.utils.cpu_count import is_rank0
@@ -156,8 +157,9 @@ def train(
         run = opened.train(data, RunProgress(messages), validation_callback(data.batches))
     if not is_rank0():
         return
-    measured = ", ".join(
-        f"{name} {value:.4g}" for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
-    )
+    last = {
+        name: number_of(value) for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
+    }
+    measured = ", ".join(f"{name} {value:.4g}" for name, value in last.items())
     console.print_line(f"{run.parameters:,} parameters, {run.seconds:.1f} s, last step: {measured}")
     console.print_line(f"model: {run.model_folder}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from scipy.stats import kurtosis
 from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
@@ -24,10 +25,7 @@ from diff_transformer.model import attention_maps
 BITS = (8, 6, 4, 3, 2)
 PARTS = ("keys and values", "keys", "values")
 GRANULARITIES = TOKEN, ROTATED, CHANNEL = "token", "rotated token", "channel"
-PLACES = [
-    Coordinates(part=part, granularity=granularity, bits=bits)
-    for part, granularity, bits in product(PARTS, GRANULARITIES, BITS)
-]
+PLACES = [Coordinates(part=p, granularity=g, bits=b) for p, g, b in product(PARTS, GRANULARITIES, BITS)]
 GROUP = 32  # numbers that share a scale, at most
 Project = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -97,12 +95,6 @@ def changed_cache(model: Any, change: Callable[[Tensor, Tensor, int], tuple[Tens
         yield
 
 
-def kurtosis(x: Tensor) -> float:
-    """Return E[(x − μ)⁴] / σ⁴ of all entries: 3 of a normal distribution, more with outliers."""
-    deviations = x.double() - x.double().mean()
-    return float((deviations**4).mean() / (deviations**2).mean() ** 2)
-
-
 class LowBit(Measurement):
     """The cost of keys and values of 8 to 2 bits on text or on recall, and of the subtraction by layer.
 
@@ -154,7 +146,8 @@ class LowBit(Measurement):
             maps = attention_maps(model, inputs.to(next(model.parameters()).device))
         records = []
         for number, (layer, (keys, values)) in enumerate(zip(maps, cached, strict=True), 1):
-            numbers = {"key_kurtosis": kurtosis(keys), "value_kurtosis": kurtosis(values)}
+            entries = {"key_kurtosis": keys, "value_kurtosis": values}
+            numbers = {name: float(kurtosis(x.double().cpu().flatten(), fisher=False)) for name, x in entries.items()}
             # Of two gates, those of DIFF V3, the first map's is not among the maps.
             if layer.first is not None and model.config.spec.gates_per_head < 2:
                 heads = values.repeat_interleave(layer.difference.shape[1] // values.shape[1], dim=1).float()

@@ -154,7 +154,8 @@ class TrainingRun:
                 for number, batch in prefetched(data.batches.train_batch, rows, *steps):
                     self._log(self._train_step(number, batch))
                     stopping = self.context.any(interrupt.requested)
-                    if stopping or self._is_due(self.settings.checkpoint_every):
+                    # Steps that are skipped may be those of broken weights, which must not outlive the last good ones.
+                    if stopping or (self._is_due(self.settings.checkpoint_every) and not self.detector.bad_steps):
                         if not self.folder.is_dir():
                             raise FileNotFoundError(
                                 f"The output folder {str(self.folder)!r} was removed during training."
@@ -196,6 +197,8 @@ class TrainingRun:
             enable_checkpointing(model)
         # `call` is the module to call in training: the model, or DDP's wrapper of it.
         self.model, self.call = context.parallelize(model, lambda each: draw_weights(each, settings.seed))
+        if context.rank:  # each rank drops other attention weights
+            torch.manual_seed(settings.seed + (context.rank << 32))
         if settings.compile:
             for layer in self.model.model.layers:
                 layer.compile()
