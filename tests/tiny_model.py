@@ -108,7 +108,7 @@ def sharpen(model: nn.Module) -> None:
             if parameter.dim() == 2:
                 gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
                 draw_normal(parameter, gain if "embed" in name else gain * parameter.shape[1] ** -0.5)
-            elif ".lam." in name or "lambda_" in name:
+            elif "lam." in name or "lambda_" in name:
                 draw_normal(parameter, 0.6)
             else:
                 parameter.copy_(torch.rand(parameter.shape, dtype=torch.float64) + 0.5)

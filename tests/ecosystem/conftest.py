@@ -10,16 +10,14 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny_model import KINDS, check_rounding, sizes_for
+from tiny_model import KINDS, check_rounding, kinds, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
 
 VOCABULARY = 257  # the byte tokenizer's 256 bytes and its end of text
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
+kind = kinds(KINDS)
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import oracle
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention, LatentDiffAttention
-from tiny_model import fitted
+from tiny_model import fitted, kinds, sharpen
 
 # All but "dex", whose layer is the Transformer's before it is trained further.
 KINDS: dict[str, type[Attention]] = {
@@ -30,9 +30,7 @@ WIDTH, HEADS = 24, 8
 ROUNDINGS, HALF_ROUNDINGS = 64, 8
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
+kind = kinds(tuple(KINDS))
 
 
 @pytest.fixture
@@ -46,22 +44,11 @@ def build() -> Callable[..., Attention]:
             sizes.setdefault("num_noise_heads", next(g for g in (2, 3, 4, 6) if heads % g == 0 == g % keys))
             if "num_key_value_heads" in sizes and not ATTENTION_TYPES[kind].pairs_heads:
                 sizes["num_key_value_heads"] = keys
-        return sharpen(KINDS[kind](layer=layer, **sizes).to(dtype))
+        module = KINDS[kind](layer=layer, **sizes).to(dtype)
+        sharpen(module)
+        return module
 
     return build
-
-
-def sharpen(module: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if parameter.dim() == 2:
-                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-                parameter.normal_(std=gain * parameter.shape[1] ** -0.5)
-            elif "lam." in name:
-                parameter.normal_(std=0.6)
-            else:
-                parameter.uniform_(0.5, 1.5)
-    return module
 
 
 @pytest.fixture
