@@ -26,15 +26,8 @@ transformers.utils.logging.disable_progress_bar()
 MODEL: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "num_noise_heads"}
 MODEL |= {"hidden_size": 32, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
 VOCABULARY = SIZES["vocab_size"]
-AUTHORS: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e3,
-}
+OF_AUTHORS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+AUTHORS: dict[str, Any] = {name: MODEL[name] for name in (*OF_AUTHORS, "rms_norm_eps")} | {"rope_theta": 1e3}
 
 
 @pytest.fixture
