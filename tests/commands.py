@@ -83,3 +83,11 @@ def fails(result: Any, *parts: str) -> None:
     assert error.startswith("error: ")
     for part in parts:
         assert part in error
+
+
+def succeeds(result: Any, *parts: str) -> Any:
+    """A command ended with exit code 0, and stdout holds all `parts`; its result."""
+    assert result.exit_code == 0, result.stderr
+    for part in parts:
+        assert part in result.stdout
+    return result

@@ -11,7 +11,7 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.convert_command import LAYOUT
@@ -44,8 +44,7 @@ def test_the_help_names_every_layout() -> None:
 
 @pytest.mark.parametrize(("options", "kind"), [((), "softmax"), (("--as", "diff_v2"), "diff_v2")])
 def test_from_llama(options: tuple[str, ...], kind: str, llama: Path, run: Run, tmp_path: Path) -> None:
-    result = run("convert", llama, tmp_path / "new", "--from", "llama", *options)
-    assert result.exit_code == 0
+    result = succeeds(run("convert", llama, tmp_path / "new", "--from", "llama", *options))
     assert result.stdout.startswith(f"written: {tmp_path / 'new'} ({kind}, ")
     assert result.stdout.rstrip().endswith("bytes of weights in 1 file)")
     assert result.stderr == ""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from commands import SECONDS, fails
+from commands import SECONDS, fails, succeeds
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, shipped_models
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from tiny_model import SIZES
@@ -171,8 +171,7 @@ def test_ordinary_attention_stands_on_the_right_alone(run: Run, text_run: Path, 
 
 def test_it_writes_one_page(run: Run, text_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = run("explore", text_run, "--text", "to be", "--output", page, "--device", "cpu")
-    assert result.exit_code == 0, result.stderr
+    result = succeeds(run("explore", text_run, "--text", "to be", "--output", page, "--device", "cpu"))
     loading, recording = result.stderr.splitlines()
     assert loading == f"Loading {text_run / 'model'} …"
     assert recording.startswith("Recording the maps")

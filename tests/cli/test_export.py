@@ -13,7 +13,7 @@ from safetensors.torch import load_file, safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import fresh
-from commands import fails
+from commands import fails, succeeds
 from diff_transformer.model.configuration import code_files
 
 Run = Callable[..., Any]
@@ -100,8 +100,7 @@ def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
     assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
     assert {value.dtype for name, value in tensors.items() if ".lam." in name} == {torch.float32}
-    written = run("generate", tmp_path / "int8", "--prompt", "def ", "--max-new-tokens", 3)
-    assert written.exit_code == 0, written.stderr
+    succeeds(run("generate", tmp_path / "int8", "--prompt", "def ", "--max-new-tokens", 3))
     fails(run("convert", tmp_path / "int8", tmp_path / "out", "--to", "microsoft"), "Only F64, F32, F16, BF16 weights")
     for options in (["--int8"], ["--dtype", "float32"]):
         fails(
@@ -124,8 +123,7 @@ def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.all
 def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
-    result = run("export", retrieval_run, tmp_path / "graph", "--onnx")
-    assert result.exit_code == 0, result.stderr
+    result = succeeds(run("export", retrieval_run, tmp_path / "graph", "--onnx"))
     assert result.stderr == f"Writing {tmp_path / 'graph'} and comparing it with the model …\n"
     names = {file.name for file in (tmp_path / "graph").iterdir()}
     # Nothing ends a text of this model, which ONNX Runtime GenAI cannot be told.

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.record import Headline, Result
@@ -36,23 +36,20 @@ def test_train_prints_results_to_stdout_and_progress_to_stderr(
     run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine")
-    assert result.exit_code == 0
+    result = succeeds(run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine"))
     assert "37,184 parameters" in result.stdout
     assert "validation/loss" in result.stdout
     assert result.stdout.endswith("model: runs/mine/model\n")
     assert "mine · diff: step 2 of 2, loss" in result.stderr
     assert "\x1b" not in result.stdout + result.stderr
     fails(run("train", "tiny", f"data.paths={text_file}", "name=mine"), "already holds a run")
-    again = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine", "--resume")
-    assert again.exit_code == 0
+    succeeds(run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine", "--resume"))
 
 
 def test_train_resumes_or_begins(run: Run, text_file: Path, tmp_path: Path) -> None:
     recipe = ["tiny", f"data.paths={text_file}", "train.steps=1", "--output", tmp_path / "run"]
     for words in ([*recipe, "--resume", "auto"], ["--resume=auto", *recipe], ["--resume", *recipe]):
-        done = run("train", *words)
-        assert done.exit_code == 0, done.stderr
+        succeeds(run("train", *words))
     fails(run("train", *recipe, "--resume=always"), "--resume takes no value or 'auto'", "'always'")
     assert "[auto]" in run("train", "--help").stdout
 
@@ -72,8 +69,7 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path,
     assert (trained.exit_code, trained.stdout) == (0, f"270 tokens: {folder}\n")
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_tokens=256"]
     settings = [*sizes, f"data.paths={text_file}", f"data.tokenizer={folder}", "train.steps=1"]
-    first = run("train", "tiny", *settings, "--output", tmp_path / "run")
-    assert first.exit_code == 0
+    first = succeeds(run("train", "tiny", *settings, "--output", tmp_path / "run"))
     assert "tokenised: 1 documents, " in first.stderr
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["vocab_size"] == 270
@@ -84,8 +80,7 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path,
 
 def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
     def written(*options: Any) -> str:
-        result = run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 12, *options)
-        assert result.exit_code == 0
+        result = succeeds(run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 12, *options))
         assert result.stderr == ""
         assert result.stdout.startswith("to be")
         return result.stdout
@@ -137,8 +132,7 @@ def test_generate_writes_what_decode_gives(run: Run, tmp_path: Path) -> None:
     for part in (tokenizer, model):
         part.save_pretrained(tmp_path / "model")
     prompt = "def f(x):\n    if x:\n        \u3000to be"
-    result = run("generate", tmp_path / "model", "--prompt", prompt, "--greedy", "--max-new-tokens", 30)
-    assert result.exit_code == 0
+    result = succeeds(run("generate", tmp_path / "model", "--prompt", prompt, "--greedy", "--max-new-tokens", 30))
     tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
     (out,) = model.generate(tokens, max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert result.stdout == tokenizer.decode(out, skip_special_tokens=True) + "\n"
@@ -186,10 +180,7 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
 
 
 def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_file: Path) -> None:
-    result = run("eval", retrieval_run)
-    assert result.exit_code == 0
-    for text in ("accuracy ↑", "chance", "floor", "attention to the answer"):
-        assert text in result.stdout
+    succeeds(run("eval", retrieval_run), "accuracy ↑", "chance", "floor", "attention to the answer")
     fails(run("eval", retrieval_run, "--text", text_file), "has no tokenizer")
 
 
@@ -235,8 +226,7 @@ def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, mo
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without_onnx)
-    result = run("info")
-    assert result.exit_code == 0
+    result = succeeds(run("info"))
     rows = {line[:28].strip() for line in result.stdout.splitlines()}
     for backend in BACKENDS:
         assert any(row.startswith(f"backend {backend} on cpu") for row in rows)
@@ -252,8 +242,7 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monk
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/demo-fast")
-    result = run("demo", "--fast", "--seed", 1)
-    assert result.exit_code == 0
+    result = succeeds(run("demo", "--fast", "--seed", 1))
     for text in ("accuracy, 2 pairs ↑", "λ × 0.5 ↑", "Transformer", f"page:     {folder / 'report.html'}\n"):
         assert text in result.stdout
     assert str(folder / "softmax" / "model") in result.stdout
@@ -292,8 +281,7 @@ def test_datasets_is_asked_for_where_it_is_read_alone(
         ("export", tmp_path / "shared"),
         ("eval", "--text", text_file, "--output", tmp_path / "results.json"),
     ):
-        result = run(command, text_run, *options)
-        assert result.exit_code == 0
+        result = succeeds(run(command, text_run, *options))
         assert all(line.endswith(" …") for line in result.stderr.splitlines())
 
 

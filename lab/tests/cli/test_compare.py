@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.results_files import read_results
 
 Run = Callable[..., Any]
@@ -56,8 +56,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ("compare", recipe, "train.steps=3", *ONE)
-    result = run(*command)
-    assert result.exit_code == 0
+    result = succeeds(run(*command))
     folder = Path("runs") / "compare-mine"
     written = read_results(folder / "recipe_mine.json")
     assert written.settings["request"]["recipe"]["train"]["steps"] == 3
@@ -101,8 +100,7 @@ def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeyp
             f"Chapter {number}. A dark night, {number} times {number}. " * 6, encoding="utf-8"
         )
     settings = ("--text", text, *ONE, "--output", tmp_path / "out")
-    result = run("compare", recipe, *settings)
-    assert result.exit_code == 0
+    result = succeeds(run("compare", recipe, *settings))
     written = read_results(tmp_path / "out" / "recipe_mine.json")
     request = written.settings["request"]
     assert request["recipe"]["data"]["paths"] == [str(text)]

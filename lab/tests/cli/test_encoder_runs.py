@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.data import MaskedTextBatches
 from diff_lab.files import read_metrics
 from diff_lab.measure.standard import label_scores
@@ -39,8 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(run: Run, text: Path) -> Path:
     folder = text.parent / "run"
-    done = run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", folder)
-    assert done.exit_code == 0, done.output
+    succeeds(run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", folder))
     return folder
 
 
@@ -85,8 +84,7 @@ def test_it_fills_masks_and_does_nothing_that_is_for_causal_models(run: Run, tra
 
 
 def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
-    done = run("plan", trained / "recipe.yaml", "--json")
-    assert done.exit_code == 0, done.output
+    done = succeeds(run("plan", trained / "recipe.yaml", "--json"))
     plan = json.loads(done.stdout)
     parameters = AutoModelForMaskedLM.from_pretrained(trained / "model").num_parameters()
     assert plan["parameters"] == parameters

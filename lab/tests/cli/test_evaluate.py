@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import byte_tokenizer
 from diff_lab.data.batches import IGNORED
@@ -51,8 +51,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    result = run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1))
     written = read_results(output)
     assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
     assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
@@ -71,8 +70,7 @@ def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, que
         write_task(tmp_path / "tasks", name, ["or not to be" * 5, "xyz"])
     output = tmp_path / "results.json"
     options = ("--include-path", tmp_path / "tasks", "--limit", 2, "--num-fewshot", 0, "--output", output)
-    result = run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
     numbers = {row[0]: [row[2], *row[4:]] for row in rows}
     assert numbers["piqa/acc ↑"] == ["2", "0.768", "0.767", "0.760"]
@@ -125,8 +123,7 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
 def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
     """It is the standard one, on the run's own data, that is taken without a name."""
     output = tmp_path / "standard.json"
-    result = run("eval", text_run, "--measure", "standard", "--output", output)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--measure", "standard", "--output", output))
     written = read_results(output)
     unnamed = run("eval", text_run, "--output", tmp_path / "unnamed.json")
     assert "bits per byte ↓" in unnamed.stdout
@@ -143,9 +140,7 @@ def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: 
 def test_a_measurement_for_any_model_takes_one_that_is_not_ours(
     run: Run, llama: Path, questions: Path, tmp_path: Path
 ) -> None:
-    answered = run("eval", llama, "--tasks", questions)
-    assert answered.exit_code == 0
-    assert "llama" in answered.stdout
+    succeeds(run("eval", llama, "--tasks", questions), "llama")
     folder, output = tmp_path / "text", tmp_path / "results.json"
     folder.mkdir()
     for number in range(3):
@@ -220,8 +215,7 @@ def test_measurements_of_a_run_on_many_shot_data_share_options(run: Run, tmp_pat
     options = [part for option in few for part in ("--option", option)]
     # What both have under one name must suit both.
     fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes cannot take 4 for shots", "a list")
-    result = run("eval", folder, *measures, *options, "--output", output)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", folder, *measures, *options, "--output", output))
     written = read_results(output)
     assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
     assert written.settings["measures"]["episode_orders"]["shots"] == 32

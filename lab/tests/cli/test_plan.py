@@ -4,15 +4,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from commands import fails
+from commands import fails, succeeds
 
 Run = Callable[..., Any]
 
 
 def test_a_plan_is_printed(run: Run) -> None:
     few = ("model.num_hidden_layers=2", "model.vocab_size=1000")
-    result = run("plan", "paper-3b", *few, "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
-    assert result.exit_code == 0
+    result = succeeds(run("plan", "paper-3b", *few, "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5))
     assert "\x1b" not in result.stdout
     for part in (
         "parameters       229,581,312",

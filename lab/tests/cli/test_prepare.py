@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commands import fails, interrupt
+from commands import fails, interrupt, succeeds
 from diff_lab.data import TextBatches
 from diff_lab.train import build_data, load_recipe
 
@@ -35,8 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_leaves_what_training_makes_and_training_finds_it(run: Run, text: Path, tmp_path: Path) -> None:
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
-    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
-    assert result.exit_code == 0
+    result = succeeds(run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2))
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
     batches = data.batches
     assert isinstance(batches, TextBatches)

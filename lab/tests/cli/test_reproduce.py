@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.cli.recipe_options import parse_options
 from diff_lab.experiments.definitions import EXPERIMENTS, SHOWN_BY
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
@@ -48,8 +48,7 @@ def small(add: Add) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
-    result = run("reproduce", "recall", "--output", tmp_path)
-    assert result.exit_code == 0
+    result = succeeds(run("reproduce", "recall", "--output", tmp_path))
     written = read_results(tmp_path / "recall.json")
     lines = result.stdout.splitlines()
     for row in written.comparisons:
@@ -87,8 +86,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small", "forked_workers")
 def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
     """Every line of a log names the training; --workers 1 has the same numbers."""
-    beside = run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside")
-    assert beside.exit_code == 0
+    beside = succeeds(run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside"))
     assert "4 trainings, 2 at a time.\n" in beside.stderr
     lines = [line for line in beside.stderr.splitlines() if ": step " in line]
     assert {line.split(" · learning")[0] for line in lines} == {
@@ -146,8 +144,7 @@ def test_the_gpu_preset_is_refused_without_a_gpu(run: Run, add: Add, monkeypatch
 
 
 def test_the_list_has_every_experiment(run: Run) -> None:
-    result = run("reproduce", "--list")
-    assert result.exit_code == 0
+    result = succeeds(run("reproduce", "--list"))
     for name in EXPERIMENTS:
         assert f" {name} " in result.stdout
     assert f"{EXPERIMENTS['fig8'].presets['cpu'].minutes:g} min" in result.stdout

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import fresh
-from commands import fails
+from commands import fails, succeeds
 from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.data import RetrievalBatches, TextFiles
 from diff_lab.data.corpus import training_text, validation_text
@@ -188,8 +188,7 @@ def test_nothing_of_this_machine_is_in_a_folder(weights: Path, text_file: Path, 
 
 def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path, tmp_path: Path) -> None:
     assert "auto_map" not in (weights / "novels-diff" / "config.json").read_text()
-    result = run("export", "novels-diff", tmp_path / "mine")
-    assert result.exit_code == 0, result.stderr
+    succeeds(run("export", "novels-diff", tmp_path / "mine"))
     assert set(code_files()) < {file.name for file in (tmp_path / "mine").iterdir()}
     assert "auto_map" in (tmp_path / "mine" / "config.json").read_text()
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
@@ -203,8 +202,7 @@ def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path
 def test_eval_takes_a_name_and_the_text_beside_the_model(
     run: Run, weights: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    result = run("eval", "novels-diff", "--output", tmp_path / "results.json")
-    assert result.exit_code == 0
+    result = succeeds(run("eval", "novels-diff", "--output", tmp_path / "results.json"))
     assert result.stderr.splitlines() == [
         "Measured on held_out.jsonl in the model's folder, text that was kept from training.",
         "Loading novels-diff …",
@@ -215,15 +213,13 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
     values = [[one.value for one in read_results(file).records] for file in files]
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert "held_out" not in run("eval", "novels-diff", "--text", text_file).stderr
-    needles = run("eval", "needles-diff")
-    assert needles.exit_code == 0
+    needles = succeeds(run("eval", "needles-diff"))
     assert needles.stderr.splitlines() == ["Loading needles-diff …", "Measuring …"]
     assert "chance" in needles.stdout
 
 
 def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, weights: Path) -> None:
-    result = run("generate", "--prompt", "to be", "--max-new-tokens", 8, "--greedy")
-    assert result.exit_code == 0
+    result = succeeds(run("generate", "--prompt", "to be", "--max-new-tokens", 8, "--greedy"))
     assert (
         result.stdout == run("generate", "novels-diff", "--prompt", "to be", "--max-new-tokens", 8, "--greedy").stdout
     )
