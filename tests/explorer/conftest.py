@@ -10,7 +10,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.explorer import Answer, Example, ExploredModel, Explorer, Side, WordVocabulary, image_explorer
 from diff_transformer.nn import DiffAttention, SoftmaxAttention
-from tiny_model import SIZES, sharpen, sizes_for
+from tiny_model import SIZES, sizes_for
 from tiny_vit import GRID, IMAGES, VisionTransformer
 
 WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
@@ -20,7 +20,16 @@ TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 def sharpened(model: Any) -> Any:
     """The model with weights that make attention uneven, in float64."""
     torch.manual_seed(17)
-    sharpen(model.double().eval())
+    model = model.double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
+                parameter.normal_().mul_(gain * parameter.shape[1] ** -0.5)
+            elif "lam" in name:
+                parameter.normal_().mul_(0.4)
+            else:
+                parameter.uniform_(0.5, 1.5)
     return model
 
 
