@@ -48,8 +48,7 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
     assert loaded.config.lambda_init == 0.4
     assert loaded.config._attn_implementation == "diff_attention"
     assert list(loaded.state_dict()) == list(model.state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     check(loaded(inputs).logits, model(inputs).logits)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
@@ -126,8 +125,7 @@ def test_casts(kind: str, cast: str, make: Any, tokens: Any) -> None:
     assert model.dtype in (torch.float16, torch.bfloat16)
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if name in before else model.dtype), name
-    for name, parameter in before.items():
-        assert torch.equal(model.get_parameter(name), parameter), name
+    torch.testing.assert_close({name: model.get_parameter(name) for name in before}, before, rtol=0, atol=0)
     assert model.lambdas() == lambdas
     assert (lambdas is not None) == has_lambda_vectors(kind)
     out = model(inputs)
@@ -229,8 +227,7 @@ def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: 
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == missing
     expect_fresh(loaded, missing)
-    for name, value in remaining.items():
-        assert torch.equal(loaded.get_parameter(name), value), name
+    torch.testing.assert_close({name: loaded.get_parameter(name) for name in remaining}, remaining, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.1])
