@@ -114,8 +114,8 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     versions = ", ".join(dict.fromkeys(file.versions["torch"] for file in files))
     note = (
-        f"One row per experiment, the comparison that its definition names. {LEVELS} {devices}, "
-        f"torch {versions}, commit {commits}, by `diff-lab reproduce` with the commands that the report names."
+        f"One row per experiment, the comparison that its definition names. {LEVELS} Measured on {devices}; some "
+        f"runs were trained on GPUs, as their pages say. torch {versions}, commit {commits}, by the commands there."
     )
     return "\n".join(lines) + "\n\n" + note
 

@@ -72,6 +72,12 @@ def test_latents_are_rounded_too(make: Any, tokens: Any) -> None:
     assert (given[0] - model(inputs).logits).abs().max() > 1e-4
 
 
+def test_a_row_may_have_any_width() -> None:
+    """The scale of a single row, which no stride tells from others, begins at any byte."""
+    x = torch.randn(1, 1, 1, 14)
+    assert (unpack(pack(x), torch.float32) - x).abs().max() <= x.abs().max() / 254
+
+
 def test_gradients_pass_the_tokens_of_the_call() -> None:
     """As if they had not been rounded; a caller who could read rows gets numbers then. Tokens take 68 bytes for 64."""
     cache, weight = DiffCache(bits=8), torch.randn(2, 3, 9, 64)

@@ -234,6 +234,9 @@ def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: A
     message = rf"^cos must broadcast to \(B, N, d\) = \(2, 7, {module.rotary_width}\), got \(7, {width}\)\.$"
     with pytest.raises(ValueError, match=message):
         module(x, tables)
+    for other in (tables[0], tables[:1], (*tables, tables[0])):
+        with pytest.raises(ValueError, match=r"^position_embeddings must be a pair, cos and sin, got "):
+            module(x, other)
 
 
 def test_help_has_every_argument() -> None:

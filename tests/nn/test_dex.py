@@ -132,6 +132,13 @@ def test_bad_progress(fraction: float) -> None:
 def test_bad_heads(heads: Any) -> None:
     with pytest.raises(ValueError, match=r"chosen heads must be ascending numbers in 0 … 7, got "):
         attention(heads=heads)
+    with pytest.raises(ValueError, match=r"^fold_output: chosen heads must be ascending numbers in 0 … 7, got "):
+        fold_output(torch.ones(4, 16), torch.ones(len(heads), 2, 2), 0.5, heads)
+
+
+def test_a_matrix_for_each_chosen_head() -> None:
+    with pytest.raises(ValueError, match=r"^weight must be \(C, d, d\) of the 8 chosen heads, got \(1, 2, 2\)\.$"):
+        fold_output(torch.ones(4, 16), torch.ones(1, 2, 2), 0.5)
 
 
 def test_bad_lambda() -> None:

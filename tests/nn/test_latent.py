@@ -57,6 +57,10 @@ def test_which_form_a_call_takes(build: Any) -> None:
     most = 2 * 8 * (2 + 4) // (8 * (8 - 2 + 8 - 4))
     assert [module.absorbs(n, s) for n, s in ((1, 1), (most, 9), (most + 1, 9))] == [False, True, False]
     assert not build("gdla", num_noise_heads=2, kv_lora_rank=4).absorbs(1, 9)  # as wide as a value
+    hook = module.v_proj.register_forward_hook(lambda *_: None)
+    assert not module.absorbs(1, 9)
+    hook.remove()
+    assert module.absorbs(1, 9)
     module.v_proj = nn.Sequential(module.v_proj)
     assert not module.absorbs(1, 9)
 

@@ -82,6 +82,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mask of a batch (B, S)": says("attn_mask", "(2, 7)", "(2, 4, 4, 7)", attn_mask=zeros(B, S)),
     "mask in whole numbers": says("attn_mask", "boolean", "floating", "torch.int64", attn_mask=zeros(N, S).long()),
     "mask no tensor": says("attn_mask", "tensor", "list", attn_mask=[[True]]),
+    "is_causal a word": says("is_causal", "'no'", "True or False", is_causal="no"),
     "window 0": says("window", "0", "1 or more", window=0),
     "window a fraction": says("window", "2.5", "whole number", window=2.5),
     "window true": says("window", "True", "whole number", window=True),

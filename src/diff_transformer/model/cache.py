@@ -85,11 +85,9 @@ def _continues(seen: Tensor, new: Tensor) -> bool:
     """Return whether new tokens may stand in one tensor with those seen, in place."""
     if type(seen) not in PLAIN or type(new) not in PLAIN:
         return False
-    if seen.dtype != new.dtype or seen.device != new.device:
+    if seen.dtype != new.dtype or seen.device != new.device or seen.shape[:2] != new.shape[:2]:
         return False
-    if seen.shape[:2] != new.shape[:2] or seen.shape[3] != new.shape[3]:
-        return False
-    return not seen.is_inference() or torch.is_inference_mode_enabled()
+    return seen.shape[3] == new.shape[3] and (not seen.is_inference() or torch.is_inference_mode_enabled())
 
 
 def _place(view: Tensor, memory: Tensor) -> int | None:

@@ -45,8 +45,7 @@ class Int8Linear(KeepsFloat32):
     bfloat16. An entry is off by half a scale at most. Scales and bias stay in float32 when the model around is cast.
 
     Args:
-        in_features, out_features: the widths.
-        bias: whether there is one.
+        linear: the layer in whose place it is put, of which sizes, device and the dtype of scales are taken.
 
     Examples:
         >>> linear = nn.Linear(64, 32, dtype=torch.bfloat16)
@@ -54,13 +53,12 @@ class Int8Linear(KeepsFloat32):
         torch.Size([2, 32])
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False, **place: Any) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        weight = torch.zeros(out_features, in_features, dtype=torch.int8, device=place.get("device"))
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.weight_scale = nn.Parameter(torch.ones(out_features, **place), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(out_features, **place), requires_grad=False) if bias else None
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = nn.Parameter(torch.zeros_like(linear.weight, dtype=torch.int8), requires_grad=False)
+        self.weight_scale = nn.Parameter(linear.weight.new_ones(len(linear.weight)), requires_grad=False)
+        self.bias = None if linear.bias is None else nn.Parameter(torch.zeros_like(linear.bias), requires_grad=False)
 
     @classmethod
     def of(cls, linear: nn.Linear) -> "Int8Linear":
@@ -70,8 +68,7 @@ class Int8Linear(KeepsFloat32):
             raise ValueError("a weight with NaN or infinity cannot be held in eight bits.")
         mantissa, exponent = torch.frexp(weight.abs().amax(1).clamp(min=1e-30) / 127)
         scale = torch.ldexp((mantissa * 256).ceil() / 256, exponent)
-        place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, **place)
+        layer = cls(linear)
         with torch.no_grad():
             layer.weight.copy_((weight / scale.unsqueeze(1)).round())
             layer.weight_scale.copy_(scale)
@@ -113,9 +110,7 @@ class Int8Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.pre_quantized:
             for parent, name, linear in _linear_layers(model):
-                place: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-                sizes = linear.in_features, linear.out_features, linear.bias is not None
-                setattr(parent, name, Int8Linear(*sizes, **place))
+                setattr(parent, name, Int8Linear(linear))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for parent, name, linear in _linear_layers(model):
@@ -127,11 +122,8 @@ class Int8Quantizer(HfQuantizer):
         return model
 
 
-def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers to hold in eight bits with parents: the output head, and those of the layers.
-
-    W_λ and absorbed ones are left out.
-    """
+def _linear_layers(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return what is held in eight bits, with parents: the output head, linear layers but W_λ and absorbed ones."""
     found, head = [], model.get_output_embeddings()
     for path, module in model.named_modules():
         *parents, name = path.split(".")

@@ -277,7 +277,10 @@ class Attention(nn.Module):
                 f"{self.hidden_size}: context must be given, got None."
             )
         else:
-            for name, table in zip(("cos", "sin"), position_embeddings or (), strict=False):
+            tables = () if position_embeddings is None else position_embeddings
+            if not isinstance(tables, tuple | list) or len(tables) not in (0, 2):
+                raise ValueError(f"position_embeddings must be a pair, cos and sin, got {position_embeddings!r:.80}.")
+            for name, table in zip(("cos", "sin"), tables, strict=False):
                 check_broadcast(name, table, "(B, N, d)", (*hidden_states.shape[:2], self.rotary_width))
             queries, keys, values = self.project(hidden_states, position_embeddings)
         if isinstance(attn_mask, Tensor):

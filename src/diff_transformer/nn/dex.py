@@ -212,6 +212,9 @@ def fold_output(
     width = weight.shape[-1]
     folded = output_weight.to(torch.float64, copy=True).unflatten(1, (-1, width))  # (D, A, d)
     chosen = list(range(folded.shape[1])) if heads is None else list(heads)
+    check_chosen_heads("fold_output", chosen, folded.shape[1])
+    if len(weight) != len(chosen):
+        raise ValueError(f"weight must be (C, d, d) of the {len(chosen)} chosen heads, got {tuple(weight.shape)}.")
     # nn.Linear holds W_O transposed, and with it the product: W_Oᵀ − λ W_Oᵀ W_Dᵀ.
     correction = torch.einsum("nhe,hde->nhd", folded[:, chosen], weight.double())
     folded[:, chosen] -= lam * correction

@@ -105,11 +105,13 @@ class LatentDiffAttention(GroupedDiffAttentionV2):
         """Return whether N queries meet the S latents themselves, and not keys and values made of them.
 
         A wider key and value cost each query of each head multiply-adds, and making them costs all weights of W_uk and
-        W_uv. An adapter in their place has none; :meth:`transform_heads` tells heads of latents by their width; an
-        exported graph, whose lengths are open, absorbs.
+        W_uv. An adapter in their place, or a hook, has none; :meth:`transform_heads` tells heads of latents by their
+        width; an exported graph, whose lengths are open, absorbs.
         """
         makers = self.k_proj, self.v_proj
         if self.rank == self.value_width or any(type(one) is not nn.Linear or one.weight.is_meta for one in makers):
+            return False
+        if any(one._forward_hooks or one._forward_pre_hooks for one in makers):
             return False
         wider = self.heads * (2 * self.rank - self.nope - self.value_width)
         return torch.compiler.is_exporting() or (n < s and n * wider <= sum(one.weight.numel() for one in makers))

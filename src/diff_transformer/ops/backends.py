@@ -71,7 +71,7 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
     if dropout_p and backend not in _DROPPING:
         return "it drops no attention weights (dropout); use 'reference' or 'sdpa'"
     if backend in _OPAQUE and _is_transformed():
-        return "its operator has no place in torch.func or in forward mode; use 'reference' or 'sdpa'"
+        return "its operator has no place in torch.func or in forward mode; use 'reference', or in torch.func 'sdpa'"
     if backend != "flex" and attn_mask is not None and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and _learns_mask(attn_mask):

@@ -137,12 +137,12 @@ def diff_attention(
             runs or raises.
 
     Returns:
-        (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
-        with gradient 0. Keys and values that a query may not see change neither its output nor the gradients that come
-        from it, even if they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
-        in float32 at least. With ``return_lse`` a triple of it and L1, L2, (B, H, N), float32 at least and
-        differentiable: log Σ exp of the scores that a query sees in either map, −∞ if it sees no key. A softmax with a
-        learned sink s in its sum is the plain one times σ(L − s).
+        (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0, with
+        gradient 0, if its own numbers are finite. Keys and values that a query may not see change neither its output
+        nor the gradients that come from it, even if they hold a NaN or an infinity; a NaN that it sees makes its output
+        NaN. The softmax runs in float32 at least. With ``return_lse`` a triple of it and L1, L2, (B, H, N), float32 at
+        least and differentiable: log Σ exp of the scores that a query sees in either map, −∞ if it sees no key. A
+        softmax with a learned sink s in its sum is the plain one times σ(L − s).
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
@@ -321,6 +321,8 @@ def _checked(
     if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
         _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
     batch, heads, n, s = target = (q.shape[0], q.shape[1] * (q.shape[2] - 1), q.shape[3], k.shape[3])
+    if not isinstance(is_causal, bool):
+        _refuse(f"is_causal must be True or False, got {is_causal!r}.")
     if scale is not None:
         _check_number("scale", scale)
     if window is not None:

@@ -23,7 +23,8 @@ def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the numbers that rows (…, width + 4) stand for, (…, width)."""
     if rows.shape[-1] == 0:
         return rows.to(dtype)
-    scale = rows[..., -_SCALE:].contiguous().view(torch.float32)
+    # A copy, also of a single row, which counts as contiguous whatever byte it begins at.
+    scale = rows[..., -_SCALE:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return (rows[..., :-_SCALE] * scale).to(dtype)
 
 

@@ -1,8 +1,7 @@
 """Counts the processors that this process may use: those that it may run on, limited by a container's share of time.
 
 torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
-of those threads wait for locks that the others hold, so the command line asks for fewer. It also tells rank 0 from
-other ranks, and how much memory is free.
+of those threads wait for locks that the others hold, so the command line asks for fewer. It tells rank 0, too.
 """
 
 import math
@@ -17,12 +16,6 @@ _MEMBERSHIP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def usable_processors() -> int:
     """Return how many threads of this process can compute at a time: 1 or more."""
     return min([_allowed(), *(max(1, math.ceil(quota)) for quota in _quotas(_MEMBERSHIP, _MOUNT))])
-
-
-def available_memory() -> int | None:
-    """Return the bytes of free memory; None if the system does not tell, as only Linux does."""
-    fields = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")))
-    return int(fields["MemAvailable"].removesuffix("kB")) * 1024 if fields else None
 
 
 def limit_threads() -> None:

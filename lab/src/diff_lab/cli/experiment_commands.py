@@ -201,7 +201,7 @@ def _listing() -> "Table":
 
 def _duration(minutes: float) -> str:
     """Return about how long an experiment takes: "7.5 min", "11 h"."""
-    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
+    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:.3g} h"
 
 
 def show_results(results: ResultsFile, path: Path) -> None:

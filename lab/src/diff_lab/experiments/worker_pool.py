@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar, cast
 
+import psutil
 import torch
 
 from diff_lab.train import Progress, loop
 from diff_lab.train.loop import Interrupt, TrainingInterrupted, stop_signals
-from diff_transformer.utils.cpu_count import available_memory, usable_processors
+from diff_transformer.utils.cpu_count import usable_processors
 
 T = TypeVar("T")
 
@@ -44,8 +45,7 @@ def default_workers(jobs: int, *, on_cpu: bool) -> int:
     """Choose how many of so many trainings run at a time: one a processor core, as memory allows; on a GPU one."""
     if not on_cpu:
         return 1
-    free = available_memory()
-    return max(1, min(jobs, usable_processors(), usable_processors() if free is None else free // _WORKER_BYTES))
+    return max(1, min(jobs, usable_processors(), psutil.virtual_memory().available // _WORKER_BYTES))
 
 
 class WorkerPool(Generic[T]):

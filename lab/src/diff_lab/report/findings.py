@@ -215,7 +215,8 @@ def certainty(all_results: Sequence[ExperimentResults], found: Sequence[Finding]
         return ""
     tested = [one.p for one in found if one.p is not None]
     left = sum(p < LEVEL for p in tested)
-    corrected = f" After Holm's correction for these {len(tested)}, {left} have a p below {LEVEL}." if tested else ""
+    has = "has" if left == 1 else "have"
+    corrected = f" After Holm's correction for these {len(tested)}, {left} {has} a p below {LEVEL}." if tested else ""
     return (
         f"The models have {_range(sizes)} parameters and the comparisons {_range(seeds)} seeds, so they say nothing of "
         f"large models.{corrected}"
