@@ -12,7 +12,8 @@ from transformers import DynamicCache
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.ops import backends
-from tiny_model import DIFFERENTIAL
+from tiny_model import DIFFERENTIAL, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -39,7 +40,7 @@ def both(model: DiffTransformerForCausalLM, inputs: Tensor, **options: Any) -> t
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
 @pytest.mark.parametrize("window", [None, 5])
 def test_generate_has_the_bits_of_a_dynamic_cache(
-    kind: str, dtype: torch.dtype, implementation: str, window: int | None, make: Any, tokens: Any
+    kind: str, dtype: torch.dtype, implementation: str, window: int | None
 ) -> None:
     model = make(kind, dtype, attn_implementation=implementation, sliding_window=window)
     own, expected = both(model, tokens())
@@ -60,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_other_ways_to_generate(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_other_ways_to_generate(kind: str, options: dict[str, Any]) -> None:
     model, inputs, sequences = make(kind, torch.float32), tokens(), []
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
@@ -70,7 +71,7 @@ def test_other_ways_to_generate(kind: str, options: dict[str, Any], make: Any, t
     assert torch.equal(*sequences)
 
 
-def test_a_text_is_gone_on_with(make: Any, tokens: Any) -> None:
+def test_a_text_is_gone_on_with() -> None:
     """Two texts from one beginning: by a deep copy, as transformers' documentation has it, or by cropping."""
     model, inputs = make("diff", torch.float32), tokens(1)
     own, expected = both(model, inputs, max_new_tokens=4)
@@ -86,13 +87,13 @@ def test_a_text_is_gone_on_with(make: Any, tokens: Any) -> None:
 
 @pytest.mark.parametrize("draft", [{"prompt_lookup_num_tokens": 3, "eos_token_id": 29}, {"assistant_early_exit": 1}])
 @pytest.mark.parametrize("window", [None, 5])
-def test_drafts(kind: str, draft: dict[str, Any], window: int | None, make: Any, tokens: Any) -> None:
+def test_drafts(kind: str, draft: dict[str, Any], window: int | None) -> None:
     own, expected = both(make(kind, sliding_window=window), tokens(1), **draft)
     assert torch.equal(own.sequences, expected.sequences)
 
 
 @pytest.mark.parametrize("implementation", ["offloaded", "static"])
-def test_another_implementation_stays(implementation: str, make: Any, tokens: Any) -> None:
+def test_another_implementation_stays(implementation: str) -> None:
     model, inputs = make(), tokens()
     if implementation == "offloaded" and not torch.accelerator.is_available():
         pytest.skip("an offloaded cache needs an accelerator")
@@ -136,7 +137,7 @@ def test_memory_doubles_and_is_exact_where_the_length_is_known(update: Any) -> N
 
 
 @torch.no_grad()
-def test_a_window_slides_through_memory_twice_as_wide(make: Any, update: Any) -> None:
+def test_a_window_slides_through_memory_twice_as_wide(update: Any) -> None:
     cache = DiffCache(make(sliding_window=6).config)
     seen, moves = [], set()
     for count in (3, *[1] * 40):
@@ -202,7 +203,7 @@ def test_inference_mode_and_gradients_take_turns(update: Any) -> None:
     assert torch.equal(cache.layers[0].keys[:, :, :-1], keys)
 
 
-def test_gradients_pass_through_it(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_gradients_pass_through_it(kind: str) -> None:
     model, inputs = make(kind), tokens()
     gradients = []
     for cache in (None, DiffCache(model.config)):
@@ -215,7 +216,7 @@ def test_gradients_pass_through_it(kind: str, make: Any, tokens: Any, check: Any
 @pytest.mark.all
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
-def test_compiled(make: Any, tokens: Any, check: Any) -> None:
+def test_compiled() -> None:
     """The graph concatenates: it takes a cache that has grown in place, and what it leaves grows on."""
     torch._dynamo.reset()
     model, inputs = make("diff", num_hidden_layers=1), tokens(length=12)
@@ -228,9 +229,7 @@ def test_compiled(make: Any, tokens: Any, check: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", DIFFERENTIAL)
-def test_the_kernel_reads_the_views(
-    form: str, dtype: torch.dtype, make: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_reads_the_views(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding is answered by the kernel's fast path, whose keys and values are the memory itself."""
     kernel, given = backends._BACKENDS["cpu"], []
 
