@@ -13,6 +13,11 @@ from typing import Any
 import forked
 
 SECONDS = 300  # a machine may be busy with other tests
+RETRIEVAL = """
+name: mine
+model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
+data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
+"""  # a recipe without what it says of training
 
 
 def interrupt(

@@ -42,6 +42,11 @@ def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): x for key, x in weights.items() if key.startswith(prefix)}
 
 
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder, whatever the number of files."""
+    return {key: x for file in sorted(folder.glob("*.safetensors")) for key, x in load_file(file).items()}
+
+
 def save_checkpoint(folder: Path, settings: Mapping[str, Any], in_layers: Mapping[str, Any], tied: bool) -> Path:
     """``in_layers``: by name rows, columns and gain of a matrix, or the size of a norm (…weight) or another vector."""
     width, vocabulary = settings["hidden_size"], settings["vocab_size"]

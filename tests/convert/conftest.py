@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -80,16 +79,6 @@ def logits(tokens: Tensor) -> Callable[..., Tensor]:
 def check() -> Callable[[Tensor, Tensor], None]:
     """(answer, expected) → fails if they differ by more than rounding in float32 explains."""
     return partial(check_rounding, dtype=torch.float32)
-
-
-@pytest.fixture
-def tensors() -> Callable[[Path], dict[str, Tensor]]:
-    """Every tensor of a folder."""
-
-    def read(folder: Path) -> dict[str, Tensor]:
-        return {key: x for file in sorted(folder.glob("*.safetensors")) for key, x in load_file(file).items()}
-
-    return read
 
 
 def authors_first(x: Tensor, weights: Mapping[str, Tensor], settings: Mapping[str, Any], layer: int) -> Tensor:

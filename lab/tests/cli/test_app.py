@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from commands import fails, interrupt
+from commands import RETRIEVAL, fails, interrupt
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SCRIPT = str(Path(sys.executable).with_name("diff-lab"))
-SMALL = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 2000, learning_rate: 1e-3, inspect_every: null}
-"""
+SMALL = f"{RETRIEVAL}train: {{steps: 2000, learning_rate: 1e-3, inspect_every: null}}\n"
 
 
 def python(code: str) -> subprocess.CompletedProcess:

@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from commands import fails, succeeds
+from commands import RETRIEVAL, fails, succeeds
 from diff_lab.results_files import read_results
 
 Run = Callable[..., Any]
-RECIPE = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 4, learning_rate: 2e-3, inspect_every: null}
-"""
+RECIPE = f"{RETRIEVAL}train: {{steps: 4, learning_rate: 2e-3, inspect_every: null}}\n"
 OF_TEXT = RECIPE.replace("{kind: retrieval, length: 32, num_pairs: 2,", "{kind: text, length: 16,").replace(
     "validation_sequences: 4", "validation_tokens: 64, validation_fraction: 0.3"
 )

@@ -12,12 +12,7 @@ import pytest
 import commands
 import forked
 
-RECIPE = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 50, learning_rate: 2e-3, inspect_every: null, device: cpu}
-"""
+RECIPE = f"{commands.RETRIEVAL}train: {{steps: 50, learning_rate: 2e-3, inspect_every: null, device: cpu}}\n"
 COMPARE = ["--seeds", "1", "--learning-rates", "2e-3", "--option", "sequences=2", "--workers", "1"]
 
 
