@@ -6,7 +6,6 @@ attention have a standard deviation of about 4, and λ and the norm weights are 
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from layers_by_hand import decoder_logits, lambda_of, one_map, rms, save_checkpoint, turned
-from tiny_model import SIZES, check_rounding, sharpen
+from tiny_model import SIZES, sharpen
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -73,12 +72,6 @@ def logits(tokens: Tensor) -> Callable[..., Tensor]:
         return model.eval()(tokens).logits
 
     return compute
-
-
-@pytest.fixture
-def check() -> Callable[[Tensor, Tensor], None]:
-    """(answer, expected) → fails if they differ by more than rounding in float32 explains."""
-    return partial(check_rounding, dtype=torch.float32)
 
 
 def authors_first(x: Tensor, weights: Mapping[str, Tensor], settings: Mapping[str, Any], layer: int) -> Tensor:

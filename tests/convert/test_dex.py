@@ -14,11 +14,10 @@ from transformers import LlamaForCausalLM
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.convert import convert_from, convert_to
 from diff_transformer.nn import AnnealedLambda, DexCorrection
-from layers_by_hand import tensors_in
+from layers_by_hand import check, tensors_in
 
 Folder = Callable[..., Path]
 Logits = Callable[..., Tensor]
-Check = Callable[[Tensor, Tensor], None]
 
 SOME = [[1, 2, 7], [], [0]]  # three layers, one of them without
 # Groups, none, and numbers of heads that are odd: no DIFF model has those.
@@ -53,7 +52,7 @@ def cast(folder: Path, dtype: torch.dtype, shard_size: str = "5GB") -> Path:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_start_is_exact_and_the_trained_model_folds(
-    heads: Any, shape: dict[str, Any], tied: bool, theirs: Folder, logits: Logits, check: Check, tmp_path: Path
+    heads: Any, shape: dict[str, Any], tied: bool, theirs: Folder, logits: Logits, tmp_path: Path
 ) -> None:
     source = theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape)
     ours, back = tmp_path / "new", tmp_path / "back"
@@ -146,7 +145,7 @@ def test_bad_choices(theirs: Folder, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", V2_SHAPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_diff_v2_begins_with_the_logits_of_its_source(
-    shape: dict[str, int], tied: bool, theirs: Folder, logits: Logits, check: Check, tmp_path: Path
+    shape: dict[str, int], tied: bool, theirs: Folder, logits: Logits, tmp_path: Path
 ) -> None:
     source = theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape)
     assert convert_from("llama", source, tmp_path / "new", attention_type="diff_v2").attention_type == "diff_v2"

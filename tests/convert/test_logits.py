@@ -13,7 +13,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.convert import as_our_model, convert_from, convert_to
-from layers_by_hand import tensors_in
+from layers_by_hand import check, tensors_in
 from tiny_model import SIZES
 
 SHAPES = (  # groups of two queries, of four, none, one pair of wide heads
@@ -31,11 +31,10 @@ ROPES = (
 )
 Folder = Callable[..., Path]
 Logits = Callable[..., Tensor]
-Check = Callable[[Tensor, Tensor], None]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     source = theirs(DiffLlamaForCausalLM, **shape)
     convert_from("diffllama", source, tmp_path / "new")
     check(logits(tmp_path / "new"), logits(source, DiffLlamaForCausalLM))
@@ -43,7 +42,7 @@ def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, c
 
 @pytest.mark.parametrize("shape", [*SHAPES, {"head_dim": 6}])
 def test_to_diffllama_takes_the_norm_weight_into_the_output(
-    shape: dict[str, Any], ours: Folder, logits: Logits, check: Check, tmp_path: Path
+    shape: dict[str, Any], ours: Folder, logits: Logits, tmp_path: Path
 ) -> None:
     source = ours("diff", **shape)
     convert_to("diffllama", source, tmp_path / "new")
@@ -55,7 +54,7 @@ OPTIONS = {"attention_bias": True, "attention_dropout": 0.1}
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, OPTIONS], ids=str)
-def test_llama_and_back(rope: Any, options: Any, theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+def test_llama_and_back(rope: Any, options: Any, theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     source = theirs(LlamaForCausalLM, rope_parameters=dict(rope), rms_norm_eps=1e-3, **options)
     assert ("lm_head.weight" in tensors_in(source)) != options.get("tie_word_embeddings", False)
     convert_from("llama", str(source), str(tmp_path / "new"))
@@ -65,7 +64,7 @@ def test_llama_and_back(rope: Any, options: Any, theirs: Folder, logits: Logits,
     assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
-def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     """Rotary settings beside each other, no head_dim, and a buffer that is no parameter."""
     source = theirs(LlamaForCausalLM)
     settings = json.loads((source / "config.json").read_text())
@@ -102,7 +101,7 @@ AUTHORS = {
 @pytest.mark.parametrize(("layout", "settings"), [(layout, one) for layout, some in AUTHORS.items() for one in some])
 @pytest.mark.parametrize("norm_weight", [True, False])
 def test_from_the_authors(
-    layout: str, settings: Any, norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits, check: Check
+    layout: str, settings: Any, norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits
 ) -> None:
     source = authors(second=layout == "microsoft-v2", norm_weight=norm_weight, **settings)
     convert_from(layout, source, source.parent / "new")
@@ -112,7 +111,7 @@ def test_from_the_authors(
 @pytest.mark.parametrize(("kind", "layout"), [("diff", "microsoft"), ("diff_v2", "microsoft-v2")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_to_the_authors(
-    kind: str, layout: str, shape: Any, ours: Folder, authors_logits: Logits, logits: Logits, check: Check
+    kind: str, layout: str, shape: Any, ours: Folder, authors_logits: Logits, logits: Logits
 ) -> None:
     source = ours(kind, **shape, rope_parameters={"rope_type": "default", "rope_theta": 70.0}, lambda_init_offset=2)
     convert_to(layout, source, source.parent / "new")

@@ -42,18 +42,13 @@ IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention
 Gradients = dict[str, Tensor]
 
 
-@pytest.fixture
-def encoder() -> Callable[..., DiffTransformerForMaskedLM]:
-    """(kind, dtype=float64, **config) → the encoder with the weights of ``make``'s causal model."""
-
-    def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
-        causal = make(kind, dtype, **config)
-        settings = {**sizes_for(kind, **config), "attention_type": kind, "is_causal": False}
-        model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
-        model.load_state_dict(causal.state_dict())
-        return model
-
-    return encoder
+def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
+    """The encoder with the weights of ``make``'s causal model."""
+    causal = make(kind, dtype, **config)
+    settings = {**sizes_for(kind, **config), "attention_type": kind, "is_causal": False}
+    model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
+    model.load_state_dict(causal.state_dict())
+    return model
 
 
 def unmasked(model: DiffTransformerForCausalLM, tokens: Tensor) -> Tensor:
@@ -77,7 +72,7 @@ def check_gradients(check: Callable[..., None], answer: Gradients, truth: Gradie
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_sees_everything(kind: str, implementation: str, encoder: Any, ran: Counter[str]) -> None:
+def test_sees_everything(kind: str, implementation: str, ran: Counter[str]) -> None:
     """Logits and every gradient, in float64, with one call of attention in each layer."""
     truth, inputs = make(kind, attn_implementation="diff_attention_reference"), tokens()
     model = encoder(kind, attn_implementation=implementation)
@@ -97,7 +92,7 @@ def test_sees_everything(kind: str, implementation: str, encoder: Any, ran: Coun
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_padding(kind: str, implementation: str, side: str, encoder: Any) -> None:
+def test_padding(kind: str, implementation: str, side: str) -> None:
     """A padded text gives what it gives alone; what stands at padding does not matter."""
     dtype = COMPUTES_IN.get(implementation, torch.float64)
     model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens()
@@ -115,7 +110,7 @@ def test_padding(kind: str, implementation: str, side: str, encoder: Any) -> Non
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_documents_of_a_row_do_not_see_each_other(kind: str, implementation: str, encoder: Any) -> None:
+def test_documents_of_a_row_do_not_see_each_other(kind: str, implementation: str) -> None:
     """By positions, and by transformers' names for packed documents; logits and gradients."""
     dtype = COMPUTES_IN.get(implementation, torch.float64)
     model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens(2, 9)
@@ -136,7 +131,7 @@ def test_documents_of_a_row_do_not_see_each_other(kind: str, implementation: str
         check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
 
 
-def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any) -> None:
+def test_the_loss_is_that_of_masked_tokens(kind: str) -> None:
     """Nothing is shifted; in chunks without logits it is the same, with the same gradients."""
     model, inputs = encoder(kind), tokens()
     labels = torch.full_like(inputs, -100)
@@ -156,7 +151,7 @@ def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any) -> None:
         model(inputs, chunked_loss=True)
 
 
-def test_what_an_encoder_has_not_is_refused(encoder: Any) -> None:
+def test_what_an_encoder_has_not_is_refused() -> None:
     model = encoder("diff")
     with pytest.raises(ValueError, match=r"takes no past_key_values, got a DynamicCache"):
         model.model(tokens(), past_key_values=DynamicCache(config=model.config))
@@ -224,7 +219,7 @@ def test_pooling() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_embeddings(kind: str, side: str, encoder: Any) -> None:
+def test_embeddings(kind: str, side: str) -> None:
     """Padding on either side leaves them alone; an encoder's are means, a causal model's the last token's."""
     inputs, model = tokens(), encoder(kind)
     sides = (3, 0) if side == "left" else (0, 3)
@@ -243,7 +238,7 @@ def test_embeddings(kind: str, side: str, encoder: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any) -> None:
+def test_a_classifier_takes_the_mean(kind: str, side: str) -> None:
     """Of the tokens that the mask shows, without a padding token in the configuration; losses are the usual ones."""
     language_model, inputs = encoder(kind, num_labels=3), tokens()
     model = DiffTransformerForSequenceClassification(language_model.config).double().eval()

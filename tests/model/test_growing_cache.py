@@ -1,7 +1,6 @@
 """A cache that grows in place: a DynamicCache's tokens and logits, bit by bit, without copying a token twice."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,14 +101,9 @@ def test_another_implementation_stays(implementation: str) -> None:
     assert not isinstance(made, DiffCache)
 
 
-@pytest.fixture
-def update() -> Callable[..., tuple[Tensor, Tensor]]:
-    """(cache, tokens) → the cache's keys and values after so many random tokens more."""
-
-    def update(cache: DiffCache, count: int, batch: int = 2) -> tuple[Tensor, Tensor]:
-        return cache.update(torch.randn(batch, 3, count, 8), torch.randn(batch, 3, count, 8), 0)
-
-    return update
+def update(cache: Any, count: int, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """The cache's keys and values after so many random tokens more."""
+    return cache.update(torch.randn(batch, 3, count, 8), torch.randn(batch, 3, count, 8), 0)
 
 
 def memory_of(cache: DiffCache) -> tuple[int, int]:
@@ -120,7 +114,7 @@ def memory_of(cache: DiffCache) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def test_memory_doubles_and_is_exact_where_the_length_is_known(update: Any) -> None:
+def test_memory_doubles_and_is_exact_where_the_length_is_known() -> None:
     cache, sizes = DiffCache(), []
     for count in (7, *[1] * 100):
         keys, _ = update(cache, count)
@@ -137,7 +131,7 @@ def test_memory_doubles_and_is_exact_where_the_length_is_known(update: Any) -> N
 
 
 @torch.no_grad()
-def test_a_window_slides_through_memory_twice_as_wide(update: Any) -> None:
+def test_a_window_slides_through_memory_twice_as_wide() -> None:
     cache = DiffCache(make(sliding_window=6).config)
     seen, moves = [], set()
     for count in (3, *[1] * 40):
@@ -152,7 +146,7 @@ def test_a_window_slides_through_memory_twice_as_wide(update: Any) -> None:
 
 
 @torch.no_grad()
-def test_what_changes_rows_or_length_writes_to_no_other_memory(update: Any) -> None:
+def test_what_changes_rows_or_length_writes_to_no_other_memory() -> None:
     cache, other = DiffCache(), DynamicCache()
     for operation in (
         lambda cache: cache.crop(-3),
@@ -173,7 +167,7 @@ def test_what_changes_rows_or_length_writes_to_no_other_memory(update: Any) -> N
         assert torch.equal(cache.layers[0].values, other.layers[0].values)
 
 
-def test_beams_keep_their_memory(update: Any) -> None:
+def test_beams_keep_their_memory() -> None:
     cache = DiffCache(expected_length=20)
     with torch.no_grad():
         update(cache, 10)
@@ -185,7 +179,7 @@ def test_beams_keep_their_memory(update: Any) -> None:
     assert memory_of(cache) == before
 
 
-def test_inference_mode_and_gradients_take_turns(update: Any) -> None:
+def test_inference_mode_and_gradients_take_turns() -> None:
     cache = DiffCache()
     with torch.inference_mode():
         update(cache, 3)

@@ -76,16 +76,13 @@ def full(tokens: Tensor) -> dict[str, Any]:
     return {}
 
 
-def left_padded(tokens: Tensor) -> dict[str, Any]:
+def padded(row: int, hidden: slice, tokens: Tensor) -> dict[str, Any]:
     mask = torch.ones_like(tokens)
-    mask[0, :4] = 0
+    mask[row, hidden] = 0
     return {"attention_mask": mask}
 
 
-def right_padded(tokens: Tensor) -> dict[str, Any]:
-    mask = torch.ones_like(tokens)
-    mask[1, -3:] = 0
-    return {"attention_mask": mask}
+left_padded, right_padded = partial(padded, 0, slice(4)), partial(padded, 1, slice(-3, None))
 
 
 def packed(tokens: Tensor) -> dict[str, Any]:
@@ -102,11 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]]
     "packed": ({}, 1, packed),
     "window": ({"sliding_window": 3}, 2, full),
     "window, padded": ({"sliding_window": 3}, 2, left_padded),
-    "window in one layer": (
-        {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
-        2,
-        full,
-    ),
+    "window in one layer": ({"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}, 2, full),
     "options": (OPTIONS, 2, full),
     "the other way with the headwise norm": ({"headwise_norm": None}, 2, full),
 }
