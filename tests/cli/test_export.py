@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,16 @@ from safetensors.torch import load_file, safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import fresh
+from command_fixtures import run
 from commands import fails, succeeds
 from diff_transformer.model.configuration import code_files
-
-Run = Callable[..., Any]
 
 
 def card_of(folder: Path) -> ModelCard:
     return ModelCard((folder / "README.md").read_text(encoding="utf-8"))
 
 
-def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_export_writes_a_folder_that_the_card_tells_how_to_load(text_run: Path, tmp_path: Path) -> None:
     target = tmp_path / "shared"
     result = run("export", text_run, target, "--license", "mit")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -41,7 +39,7 @@ def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_r
     assert done.stdout == "DiffTransformerForCausalLM [116, 111, 32, 98, 101]\n"
 
 
-def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(text_run: Path, tmp_path: Path) -> None:
     """As a user leaves it who converts or trains on there."""
     copy = shutil.copytree(text_run, tmp_path / "run")
     shutil.copytree(copy / "model", copy / "converted")
@@ -54,7 +52,7 @@ def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(run: Run, tex
 
 
 def test_what_eval_wrote_beside_the_model_is_taken(
-    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shutil.copytree(text_run, tmp_path / "run")
     output = copy / "results.json"
@@ -82,7 +80,7 @@ def test_what_eval_wrote_beside_the_model_is_taken(
     fails(run("export", another_run, tmp_path / "own"), "results.json is not JSON")
 
 
-def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_another_dtype_leaves_lambda_alone(text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "half", "--dtype", "bfloat16", "--max-shard-size", "20KB").exit_code == 0
     files = sorted((tmp_path / "half").glob("model-*.safetensors"))
     assert len(files) > 1
@@ -95,7 +93,7 @@ def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: P
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_weights_in_eight_bits(text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "int8", "--int8").exit_code == 0
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
     assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
@@ -109,7 +107,7 @@ def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None
         )
 
 
-def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_a_classifier_stays_one(text_run: Path, tmp_path: Path) -> None:
     kind = AutoModelForSequenceClassification
     model = kind.from_config(AutoModelForCausalLM.from_pretrained(text_run / "model").config)
     model.save_pretrained(tmp_path / "classifier")
@@ -122,7 +120,7 @@ def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.all
-def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+def test_onnx(retrieval_run: Path, tmp_path: Path) -> None:
     result = succeeds(run("export", retrieval_run, tmp_path / "graph", "--onnx"))
     assert result.stderr == f"Writing {tmp_path / 'graph'} and comparing it with the model …\n"
     names = {file.name for file in (tmp_path / "graph").iterdir()}
@@ -138,7 +136,7 @@ def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_said_before_anything_is_done(
-    run: Run, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, text_run = tmp_path / "new", shutil.copytree(text_run, tmp_path / "run")
     (text_run / "model" / "model.safetensors").write_bytes(b"no weights")  # which would be said

@@ -1,12 +1,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_fixtures import run
 from commands import RETRIEVAL, fails, interrupt
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -38,7 +38,7 @@ def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path)
         assert word not in "".join(lines)
 
 
-def test_what_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> None:
+def test_what_does_not_exist_is_an_error_on_stderr() -> None:
     fails(run("trian"), "Did you mean 'train'? See ")
     fails(run("report", "--nonsense"), "--nonsense", "See ", " report --help.")
 
@@ -48,11 +48,11 @@ def test_what_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> N
     [["plan"], ["plan", "tiny", "--gpus", "many"], ["tokenizer", "make"], ["tokenizer", "train", "--vocab-size", 257]],
     ids=str,
 )
-def test_a_wrong_command_line_is_one_line(arguments: list[Any], run: Callable[..., Any]) -> None:
+def test_a_wrong_command_line_is_one_line(arguments: list[Any]) -> None:
     fails(run(*arguments), " --help.")
 
 
-def test_no_command_of_a_group_shows_its_help(run: Callable[..., Any]) -> None:
+def test_no_command_of_a_group_shows_its_help() -> None:
     result = run("tokenizer")
     assert result.exit_code == 2
     assert "Commands" in result.stdout

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 import commands
 import forked
+from command_fixtures import run
 
 RECIPE = f"{commands.RETRIEVAL}train: {{steps: 50, learning_rate: 2e-3, inspect_every: null, device: cpu}}\n"
 COMPARE = ["--seeds", "1", "--learning-rates", "2e-3", "--option", "sequences=2", "--workers", "1"]
@@ -88,7 +88,7 @@ def test_a_stream_that_is_not_there(streams: str, code: int, said: str, tmp_path
     assert (tmp_path / "made").read_text() == "made"
 
 
-def test_a_full_disk_leaves_no_part_of_a_tokenizer(run: Callable[..., Any], text_file: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_part_of_a_tokenizer(text_file: Path, tmp_path: Path) -> None:
     command = ["tokenizer", "train", text_file, "--vocab-size", 270, "--output", tmp_path / "made"]
     with commands.largest_file(1000):
         commands.fails(run(*command), "There is no room on the disk: File too large")
