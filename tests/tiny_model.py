@@ -1,4 +1,4 @@
-"""Sizes of a tiny model, and how far apart two of its answers may be."""
+"""Tiny models, their sizes and tokens, and how far apart two of their answers may be."""
 
 from collections.abc import Callable
 from functools import partial

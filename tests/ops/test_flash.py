@@ -52,6 +52,7 @@ class StandIn(ModuleType):
         self, *tensors: Tensor, hidden: Tensor, softmax_scale: float, deterministic: bool, **options: Tensor
     ) -> None:
         dout, q, k, v, out, lse = tensors
+        assert self.backend == "fa4" or "dlse" not in options
         dlse = options.pop("dlse", None)
         self.backwards.append(check(q, k, v))
         self.deterministic.append(deterministic)
