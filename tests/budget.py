@@ -46,10 +46,7 @@ BACKENDS = ("reference", "blockwise", "sdpa", "cpu", "triton")
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # The fused kernels do not take float64, and triton's interpreter cannot multiply bfloat16.
-FUSED_DTYPES = {
-    "cpu": (torch.float32, torch.bfloat16, torch.float16),
-    "triton": (torch.float32, torch.float16),
-}
+FUSED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "triton": (torch.float32, torch.float16)}
 
 
 def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:
@@ -131,6 +128,10 @@ class Problem:
 
         options = {name: moved(value) for name, value in self.options.items()}
         return Problem(*(moved(x) for x in (self.q, self.k, self.v, self.lam, self.dout)), options)
+
+    def double(self) -> "Problem":
+        """The same numbers in float64. λ too: it is the backends' business to keep it in float32."""
+        return replace(self, **{name: getattr(self, name).double() for name in ("q", "k", "v", "lam", "dout")})
 
     def solve(self, attention: Callable[..., Tensor], **more: Any) -> dict[str, Tensor]:
         """out and the gradients that `attention(q, k, v, lam, **options)` gives, by name."""
@@ -248,21 +249,11 @@ def build(case: Case) -> Problem:
 
 
 @st.composite
-def random_cases(
-    draw: st.DrawFn,
-    *,
-    batch: int = 3,
-    key_heads: int = 3,
-    queries: int = 9,
-    keys: int = 9,
-    d: int = 9,
-    dv: int = 13,
-    window: int = 11,
-    dtypes: tuple[torch.dtype, ...] = DTYPES,
-) -> Case:
+def random_cases(draw: st.DrawFn, *, dtypes: tuple[torch.dtype, ...] = DTYPES, **sizes: int) -> Case:
     """Requests that hypothesis makes up, of sizes up to these."""
-    heads, documents, ratio = draw(st.integers(1, key_heads)), None, draw(st.sampled_from([1, 1, 2, 3]))
-    batch, queries, keys = (draw(st.integers(1, most)) for most in (batch, queries, keys))
+    most = {"batch": 3, "key_heads": 3, "queries": 9, "keys": 9, "d": 9, "dv": 13, "window": 11} | sizes
+    heads, documents, ratio = draw(st.integers(1, most["key_heads"])), None, draw(st.sampled_from([1, 1, 2, 3]))
+    batch, queries, keys = (draw(st.integers(1, most[name])) for name in ("batch", "queries", "keys"))
     if draw(st.booleans()):
         batch, keys = 1, queries
         ends = [0, *sorted(draw(st.lists(st.integers(0, keys), max_size=5))), keys]
@@ -275,11 +266,11 @@ def random_cases(
         key_maps=draw(st.sampled_from([2, 2, 1])),
         queries=queries,
         keys=keys,
-        d=draw(st.integers(1, d)),
-        dv=draw(st.integers(1, dv)),
+        d=draw(st.integers(1, most["d"])),
+        dv=draw(st.integers(1, most["dv"])),
         dtype=draw(st.sampled_from(dtypes)),
         is_causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, window)),
+        window=draw(st.none() | st.integers(1, most["window"])),
         mask=draw(st.sampled_from([None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)])),
         documents=documents,
         lam=draw(st.sampled_from(LAMBDAS)),

@@ -1,6 +1,5 @@
 """The command lines in this process, and models small enough to train in a test: fixtures for conftest files."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from diff_transformer.cli.app import COMMANDS, app
 TINY = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_tokens=256"]
 
 
-def call(*arguments: Any) -> Any:
+def run(*arguments: Any) -> Any:
     """Run a command, the laboratory's unless it is the library's; the result has exit_code, stdout and stderr.
 
     What the command line lets through is raised.
@@ -32,11 +31,6 @@ def _one_worker(one_worker: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Any]:
-    return call
-
-
-@pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("".join(f"line {number}: to be, or not to be\n" for number in range(400)), encoding="utf-8")
@@ -48,7 +42,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
     """The folder of a finished run on text."""
     folder = tmp_path_factory.mktemp("runs") / "text"
     settings = [f"data.paths={text_file}", "train.steps=3", "train.checkpoint_every=2"]
-    assert call("train", "tiny", *TINY, *settings, "--output", folder).exit_code == 0
+    assert run("train", "tiny", *TINY, *settings, "--output", folder).exit_code == 0
     return folder
 
 
@@ -58,5 +52,5 @@ def retrieval_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "retrieval"
     sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1", "data.length=40"]
     settings = ["data.batch_size=2", "data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0"]
-    assert call("train", "retrieval", *sizes, *settings, "--output", folder).exit_code == 0
+    assert run("train", "retrieval", *sizes, *settings, "--output", folder).exit_code == 0
     return folder

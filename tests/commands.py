@@ -13,6 +13,11 @@ from typing import Any
 import forked
 
 SECONDS = 300  # a machine may be busy with other tests
+RETRIEVAL = """
+name: mine
+model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
+data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
+"""  # a recipe without what it says of training
 
 
 def interrupt(
@@ -83,3 +88,11 @@ def fails(result: Any, *parts: str) -> None:
     assert error.startswith("error: ")
     for part in parts:
         assert part in error
+
+
+def succeeds(result: Any, *parts: str) -> Any:
+    """A command ended with exit code 0, and stdout holds all `parts`; its result."""
+    assert result.exit_code == 0, result.stderr
+    for part in parts:
+        assert part in result.stdout
+    return result

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tiny_model import check_rounding
+
 # (x, the attention's weights, settings, the layer's number from 0) → the attention's output.
 Attend = Callable[[Tensor, Mapping[str, Tensor], Mapping[str, Any], int], Tensor]
+# (answer, expected) → fails if they differ by more than rounding in float32 explains.
+check = partial(check_rounding, dtype=torch.float32)
 
 
 def rms(x: Tensor, weight: Tensor | float, eps: float) -> Tensor:
@@ -40,6 +45,11 @@ def lambda_of(w: Mapping[str, Tensor], init: float) -> Tensor:
 
 def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): x for key, x in weights.items() if key.startswith(prefix)}
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder, whatever the number of files."""
+    return {key: x for file in sorted(folder.glob("*.safetensors")) for key, x in load_file(file).items()}
 
 
 def save_checkpoint(folder: Path, settings: Mapping[str, Any], in_layers: Mapping[str, Any], tied: bool) -> Path:

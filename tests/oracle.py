@@ -104,14 +104,10 @@ def attention(
     scale = 1 / math.sqrt(d) if scale is None else scale
     lam, w = (np.broadcast_to(np.asarray(x, np.float64), (b_, h_, n)) for x in (lam, signal_weight))
     allowed, bias = _read_mask(attn_mask, (b_, h_, n, s))
-    sees = [
-        [
-            position_sees(i, j, n, s, is_causal, window, rules) and document_sees(i, j, cu_seqlens, rules)
-            for j in range(s)
-        ]
-        for i in range(n)
-    ]
-    visible = allowed & np.array(sees, bool).reshape(n, s)
+    visible = np.array(allowed)
+    for i, j in np.ndindex(n, s):
+        if not (position_sees(i, j, n, s, is_causal, window, rules) and document_sees(i, j, cu_seqlens, rules)):
+            visible[..., i, j] = False
 
     weights = np.zeros((2, b_, h_, n, s))
     out = np.zeros((b_, h_, n, dv))
@@ -228,31 +224,17 @@ def _heads(x: ArrayLike, weight: ArrayLike, *shape: int) -> Array:
 
 
 def _layer(
-    x: ArrayLike,
-    wq: ArrayLike,
-    wk: ArrayLike,
-    wv: ArrayLike,
-    wo: ArrayLike,
-    lam: ArrayLike,
-    *,
-    groups: int,
-    queries: int,
-    key_heads: int,
-    key_maps: int,
-    factor: float = 1.0,
-    norm_weight: ArrayLike | None = None,
-    eps: float = 1e-5,
-    positions: ArrayLike | None = None,
-    is_causal: bool = True,
-    attn_mask: ArrayLike | None = None,
-    signal_weight: ArrayLike = 1.0,
-) -> Array:
+    x: ArrayLike, *weights: ArrayLike, lam: ArrayLike, groups: int, queries: int, key_heads: int, key_maps: int,
+    factor: float = 1.0, norm_weight: ArrayLike | None = None, eps: float = 1e-5, positions: ArrayLike | None = None,
+    is_causal: bool = True, **options: Any,
+) -> Array:  # fmt: skip
     """Attention of x (B, N, D) → (B, N, D): projections, rotary embedding, Equation 1, the norm of each head, W_O.
 
-    Weights are those of nn.Linear (out, in), rows ordered (group, query, channel) for q and (head, map, channel) for k.
+    Weights of q, k, v and o are nn.Linear's (out, in), rows ordered (group, query, channel) and (head, map, channel).
     One query to a group is ordinary attention, one of two equal maps at λ = 0. `positions` None means no rotary
     embedding, `norm_weight` None neither the headwise norm nor its `factor`.
     """
+    wq, wk, wv, wo = weights
     d = np.shape(wk)[0] // (key_heads * key_maps)
     q, k = _heads(x, wq, groups, queries, d), _heads(x, wk, key_heads, key_maps, d)
     v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
@@ -260,7 +242,7 @@ def _layer(
         q, k = rotary(q, positions), rotary(k, positions)
     if queries == 1:
         q = np.concatenate([q, q], 2)
-    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, signal_weight=signal_weight).out
+    out = attention(q, k, v, lam, is_causal=is_causal, **options).out
     if norm_weight is not None:
         out = factor * rms_norm(out, norm_weight, eps)
     heads = np.concatenate([out[:, h] for h in range(out.shape[1])], axis=-1)
@@ -273,33 +255,24 @@ def _lambda_of_tokens(x: ArrayLike, w_lambda: ArrayLike) -> Array:
 
 
 def diff_layer(
-    x: ArrayLike,
-    wq: ArrayLike,
-    wk: ArrayLike,
-    wv: ArrayLike,
-    wo: ArrayLike,
-    lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike] | ArrayLike,
-    *,
-    layer: int,
-    heads: int,
-    key_heads: int,
-    ratio: int = 1,
-    init: float | None = None,
+    x: ArrayLike, *weights: Any, layer: int, heads: int, key_heads: int, ratio: int = 1, init: float | None = None,
     **options: Any,
-) -> Array:
+) -> Array:  # fmt: skip
     """Equation 3 without its residual.
 
-    `heads` and `key_heads` are *differential* heads (half the twin's). `lambda_vectors` are (q1, k1, q2, k2), `layer`
-    is 1-based, `init` replaces λ_init(layer). With a `ratio` r, r of the heads share the second map, whose query is the
-    last of their group. A matrix W_λ in place of the vectors means λ = sigmoid(X W_λ), with λ_init 0.
+    `heads` and `key_heads` are *differential* heads (half the twin's). The last of the `weights` are λ's vectors (q1,
+    k1, q2, k2), `layer` is 1-based, `init` replaces λ_init(layer). With a `ratio` r, r of the heads share the second
+    map, whose query is the last of their group. A matrix W_λ in place of the vectors means λ = sigmoid(X W_λ), with
+    λ_init 0.
     """
+    *weights, lambda_vectors = weights
     if isinstance(lambda_vectors, tuple):
         init = lambda_init(layer) if init is None else init
         lam: ArrayLike = lambda_value(*lambda_vectors, init)
     else:
         init, lam = 0.0, _lambda_of_tokens(x, lambda_vectors)
     sizes = {"groups": heads // ratio, "queries": ratio + 1, "key_heads": key_heads, "key_maps": 2}
-    return _layer(x, wq, wk, wv, wo, lam, **sizes, factor=1 - init, **options)
+    return _layer(x, *weights, lam=lam, **sizes, factor=1 - init, **options)
 
 
 def diff_v2_layer(
@@ -360,16 +333,10 @@ def poly_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, eps: float = 1e-
 
 
 def decoder_layer(
-    x: ArrayLike,
-    attention_layer: Callable[[Array], Array],
-    w_gate: ArrayLike,
-    w_up: ArrayLike,
-    w_down: ArrayLike,
-    attention_norm: ArrayLike,
-    feed_forward_norm: ArrayLike,
-    eps: float = 1e-5,
+    x: ArrayLike, attention_layer: Callable[[Array], Array], w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike,
+    attention_norm: ArrayLike, feed_forward_norm: ArrayLike, eps: float = 1e-5,
     activation: tuple[ArrayLike, ArrayLike] | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Y = MultiHead(RMSNorm(X)) + X, X' = SwiGLU(RMSNorm(Y)) + Y; `attention_layer` maps (B, N, D) to (B, N, D).
 
     SwiGLU(Z) = (swish(Z W_G) ⊙ Z W_1) W_2, swish(z) = z · sigmoid(z); Linear weights (out, in). With `activation`, the

@@ -13,6 +13,15 @@ def trained(*names: str, at: Mapping[str, Any] | None = None, **more: Any) -> li
     return [{"name": name, "coordinates": dict(at or {}), **sizes, **tried, **more} for name in names]
 
 
+def measured(name: str, values: Mapping[str, Sequence[float]], **more: Any) -> list[Result]:
+    """A measure of variants that have a value for each seed."""
+    return [
+        Result(name=name, variant=variant, value=value, seed=seed, **more)
+        for variant, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+    ]
+
+
 def made_up(
     name: str,
     measured: Sequence[Result],

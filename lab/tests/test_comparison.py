@@ -21,11 +21,11 @@ from diff_lab.statistics import (
     t_quantile,
     verdict,
 )
+from made_up_results import measured
 
 
 def losses(variant: str, values: list[float]) -> list[Result]:
-    shared = {"name": "loss", "variant": variant, "unit": "nats"}
-    return [Result(value=value, seed=seed, better="lower", **shared) for seed, value in enumerate(values)]
+    return measured("loss", {variant: values}, unit="nats", better="lower")
 
 
 SOFTMAX = losses("softmax", [3.0, 3.1, 2.9, 3.05])

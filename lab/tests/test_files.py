@@ -12,28 +12,21 @@ from diff_lab.files import read_metrics
 from diff_lab.record import Comparison, Result, ResultsFile
 from diff_lab.results_files import read_results, write_json
 
-
-@pytest.fixture
-def results_file() -> ResultsFile:
-    records = (
-        Result(
-            name="a/accuracy", variant="diff", value=0.5, interval=(0.4, 0.6), n=100, better="higher", method="Wilson"
-        ),
-        Result(
-            name="a/loss",
-            variant="softmax",
-            value=1.0,
-            seed=0,
-            better="lower",
-            coordinates=Coordinates(depth=(0.0, 0.25)),
-            unit="nats",
-        ),
-    )
-    environment = {"command": "demo", "device": "cpu", "versions": {"python": "3"}, "commit": None, "created": "now"}
-    return ResultsFile(**environment, title="t", settings={"steps": 3, "name": None}, records=records)
+FIRST = {"variant": "diff", "value": 0.5, "interval": (0.4, 0.6), "n": 100, "better": "higher", "method": "Wilson"}
+SECOND = {"variant": "softmax", "value": 1.0, "seed": 0, "better": "lower", "unit": "nats"}
+ENVIRONMENT = {"command": "demo", "device": "cpu", "versions": {"python": "3"}, "commit": None, "created": "now"}
+RESULTS = ResultsFile(
+    title="t",
+    settings={"steps": 3, "name": None},
+    records=(
+        Result(name="a/accuracy", **FIRST),
+        Result(name="a/loss", coordinates=Coordinates(depth=(0.0, 0.25)), **SECOND),
+    ),
+    **ENVIRONMENT,
+)
 
 
-def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
+def test_results_survive_a_round_trip(tmp_path: Path) -> None:
     compared = Comparison(
         name="a/loss",
         variant="diff",
@@ -49,9 +42,9 @@ def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile)
         documents_needed=True,
         exploratory=True,
     )
-    record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
-    records = (record, *results_file.records)
-    complete = replace(results_file, records=records, comparisons=(replace(compared, paper=None),), notes=("a note",))
+    record = replace(RESULTS.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
+    records = (record, *RESULTS.records)
+    complete = replace(RESULTS, records=records, comparisons=(replace(compared, paper=None),), notes=("a note",))
     path = write_json(tmp_path / "results.json", complete)
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
     assert read_results(path) == complete
@@ -67,9 +60,9 @@ def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile)
     assert math.isnan(paper[1])
 
 
-def test_what_is_not_finite_is_strict_json_and_comes_back(tmp_path: Path, results_file: ResultsFile) -> None:
-    diverged = replace(results_file.records[0], value=math.nan, interval=(math.nan, math.inf))
-    path = write_json(tmp_path / "results.json", replace(results_file, records=(diverged,)))
+def test_what_is_not_finite_is_strict_json_and_comes_back(tmp_path: Path) -> None:
+    diverged = replace(RESULTS.records[0], value=math.nan, interval=(math.nan, math.inf))
+    path = write_json(tmp_path / "results.json", replace(RESULTS, records=(diverged,)))
     json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     back = read_results(path).records[0]
     assert math.isnan(back.value)
@@ -105,10 +98,8 @@ COMPARED = {"name": "a", "variant": "diff", "against": "softmax", "ours": [1, 2]
         (lambda data: data["records"][0].update(interval=[1, 2, 3]), r"at most 2 items"),
     ],
 )
-def test_a_wrong_results_file_is_named_with_what_is_wrong(
-    tmp_path: Path, results_file: ResultsFile, change, message: str
-) -> None:
-    path = write_json(tmp_path / "results.json", results_file)
+def test_a_wrong_results_file_is_named_with_what_is_wrong(tmp_path: Path, change, message: str) -> None:
+    path = write_json(tmp_path / "results.json", RESULTS)
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))

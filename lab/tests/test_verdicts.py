@@ -12,31 +12,23 @@ from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, judge, lower_end
 from diff_lab.record import Baseline, Result
 from diff_lab.results_files import capture_results
 from diff_lab.statistics import compare
+from made_up_results import measured
 
 NAME = "task/accuracy"
 ABOVE, AT_ELIMINATION, AT_FLOOR = (0.90, 0.91, 0.92), (0.60, 0.61, 0.62), (0.48, 0.49, 0.50)
 
 
 def records(name: str, variant: str, values: Sequence[float], half: float | None = None) -> list[Result]:
-    return [
-        Result(
-            name=name,
-            variant=variant,
-            value=value,
-            seed=seed,
-            better="higher",
-            interval=None if half is None else (value - half, value + half),
-        )
-        for seed, value in enumerate(values)
-    ]
+    found = measured(name, {variant: values}, better="higher")
+    return found if half is None else [replace(one, interval=(one.value - half, one.value + half)) for one in found]
 
 
 def judged(first: Sequence[float], second: Sequence[float], *, claimed: bool = True, **more: Any) -> Any:
     """The comparison of two variants beside a floor of 0.5 and elimination of 0.7."""
-    measured = [*records(NAME, "diff", first), *records(NAME, "softmax", second)]
-    row = compare(measured, NAME, "diff", "softmax", claimed=claimed)
+    numbers = measured(NAME, {"diff": first, "softmax": second}, better="higher")
+    row = compare(numbers, NAME, "diff", "softmax", claimed=claimed)
     levels = {"name": NAME, "chance": 0.1, "floor": 0.5, "by_elimination": 0.7, "steps": 100, **more}
-    file = capture_results("t", {}, measured, "cpu", comparisons=[row])
+    file = capture_results("t", {}, numbers, "cpu", comparisons=[row])
     (result,) = judge(replace(file, baselines=(Baseline(**levels),))).comparisons
     return result
 
@@ -98,10 +90,7 @@ def with_curves(
     at: Coordinates = NO_COORDINATES,
 ) -> Any:
     """The comparison of two variants whose runs have these curves."""
-    numbers = [
-        replace(one, better=better, coordinates=at)
-        for one in (*records(NAME, "diff", first), *records(NAME, "softmax", second))
-    ]
+    numbers = measured(NAME, {"diff": first, "softmax": second}, better=better, coordinates=at)
     row = compare(numbers, NAME, "diff", "softmax", coordinates=at, quality=quality)
     file = capture_results("t", {}, [*numbers, *(one for part in curves for one in part)], "cpu", comparisons=[row])
     if floor is not None:
@@ -191,9 +180,9 @@ def test_verdicts_of_version_0_2_0_give_place_and_a_ratio_of_steps_is_withdrawn(
     old = replace(row, verdict="still learning")
     assert judge(capture_results("t", {}, [], "cpu", comparisons=[old])).comparisons[0].verdict == "reproduced"
     name = "scaling/tokens_for_equal_loss"
-    measured = [*records(name, "diff", ABOVE), *records(name, "softmax", AT_FLOOR)]
-    row = compare(measured, name, "diff", "softmax")
-    (found,) = judge(capture_results("t", {}, measured, "cpu", comparisons=[row])).comparisons
+    numbers = measured(name, {"diff": ABOVE, "softmax": AT_FLOOR}, better="higher")
+    row = compare(numbers, name, "diff", "softmax")
+    (found,) = judge(capture_results("t", {}, numbers, "cpu", comparisons=[row])).comparisons
     assert (found.verdict, found.ours[1]) == ("inconclusive", row.ours[1])
     assert "withdrawn" in found.reason
     assert all(map(math.isnan, (found.difference, found.ours[0])))

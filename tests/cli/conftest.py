@@ -1,3 +1,3 @@
 """The command lines in this process."""
 
-from command_fixtures import _one_worker, retrieval_run, run, text_file, text_run  # noqa: F401  # fixtures
+from command_fixtures import _one_worker, retrieval_run, text_file, text_run  # noqa: F401  # fixtures

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.convert_command import LAYOUT
 from diff_transformer.convert import LAYOUTS
 
-Run = Callable[..., Any]
 SIZES: dict[str, Any] = {
     "vocab_size": 11,
     "hidden_size": 8,
@@ -43,9 +43,8 @@ def test_the_help_names_every_layout() -> None:
 
 
 @pytest.mark.parametrize(("options", "kind"), [((), "softmax"), (("--as", "diff_v2"), "diff_v2")])
-def test_from_llama(options: tuple[str, ...], kind: str, llama: Path, run: Run, tmp_path: Path) -> None:
-    result = run("convert", llama, tmp_path / "new", "--from", "llama", *options)
-    assert result.exit_code == 0
+def test_from_llama(options: tuple[str, ...], kind: str, llama: Path, tmp_path: Path) -> None:
+    result = succeeds(run("convert", llama, tmp_path / "new", "--from", "llama", *options))
     assert result.stdout.startswith(f"written: {tmp_path / 'new'} ({kind}, ")
     assert result.stdout.rstrip().endswith("bytes of weights in 1 file)")
     assert result.stderr == ""
@@ -53,7 +52,7 @@ def test_from_llama(options: tuple[str, ...], kind: str, llama: Path, run: Run, 
     torch.testing.assert_close(logits(tmp_path / "new"), logits(llama), rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_s_model_in_another_layout(run: Run, tmp_path: Path) -> None:
+def test_a_run_s_model_in_another_layout(tmp_path: Path) -> None:
     DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).save_pretrained(tmp_path / "run/model")
     assert run("convert", tmp_path / "run", tmp_path / "new", "--to", "diffllama").exit_code == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "new").config.model_type == "diffllama"
@@ -85,7 +84,7 @@ def test_a_run_s_model_in_another_layout(run: Run, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_are_one_line(options: tuple[str, ...], message: str, llama: Path, run: Run, tmp_path: Path) -> None:
+def test_errors_are_one_line(options: tuple[str, ...], message: str, llama: Path, tmp_path: Path) -> None:
     result = run("convert", llama, tmp_path / "new", *options)
     fails(result, message)
     assert {file.name for file in tmp_path.iterdir()} == {"llama"}
@@ -113,7 +112,7 @@ def chosen(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("choice", "expected"), [([], None), (["--dex-heads", "[[0, 2], []]"], [[0, 2], []])])
-def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: Path, run: Any) -> None:
+def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: Path) -> None:
     options = ["--from", "llama", "--as", "dex", "--dex-lambda-start", "0.125", *choice]
     assert run("convert", source, tmp_path / "new", *options).exit_code == 0
     assert chosen(tmp_path / "new") == expected
@@ -129,7 +128,7 @@ def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: P
         (["--as", "dex", "--dex-heads", "[1, 2]"], "one list of heads for each of the 2 layers, got [1, 2]."),
     ],
 )
-def test_refusals_of_dex(options: list[str], message: str, source: Path, tmp_path: Path, run: Any) -> None:
+def test_refusals_of_dex(options: list[str], message: str, source: Path, tmp_path: Path) -> None:
     result = run("convert", source, tmp_path / "new", "--from", "llama", *options)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -137,7 +136,7 @@ def test_refusals_of_dex(options: list[str], message: str, source: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("_forget_the_device")
-def test_the_page_s_commands_and_code(source: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_s_commands_and_code(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/dex.md from a Llama to a Llama, in fewer steps: what was trained is what the folded Llama computes."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "dex.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    diff-transformer (.*?)  +#", page, flags=re.MULTILINE)

@@ -10,25 +10,22 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from commands import SECONDS, fails
+from command_fixtures import run
+from commands import SECONDS, fails, succeeds
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, shipped_models
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from tiny_model import SIZES
-
-Run = Callable[..., Any]
 
 pytest.importorskip("uvicorn")
 
 
 def test_without_arguments_it_opens_every_pair_that_the_package_has(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text_run: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text_run: Path
 ) -> None:
     monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path)
     fails(run("explore"), "No CHECKPOINT is named")
@@ -107,14 +104,14 @@ def test_needles_among_more_tokens_than_the_context_holds(retrieval_run: Path, t
 
 
 @pytest.mark.parametrize("content", ["[]", '{"examples": [{"title": "", "text": "", "answer": 3}]}'])
-def test_a_file_of_examples_that_holds_something_else(run: Run, text_run: Path, tmp_path: Path, content: str) -> None:
+def test_a_file_of_examples_that_holds_something_else(text_run: Path, tmp_path: Path, content: str) -> None:
     shutil.copytree(text_run, tmp_path / "run")
     (tmp_path / "run" / "examples.json").write_text(content)
     fails(run("explore", tmp_path / "run", "--no-browser"), "examples.json' holds no examples")
 
 
 @pytest.mark.all
-def test_a_model_of_another_task_opens_with_its_data(run: Run, tmp_path: Path) -> None:
+def test_a_model_of_another_task_opens_with_its_data(tmp_path: Path) -> None:
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
     settings = ["train.steps=1", "train.warmup_steps=0", "data.batch_size=2"]
     assert run("train", "arithmetic", *sizes, *settings, "--output", tmp_path / "run").exit_code == 0
@@ -144,13 +141,13 @@ def test_models_of_transformers_on_either_side(tmp_path: Path) -> None:
         (["{run}", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1"),
     ],
 )
-def test_what_it_refuses(run: Run, text_run: Path, arguments: list[str], message: str) -> None:
+def test_what_it_refuses(text_run: Path, arguments: list[str], message: str) -> None:
     folder = text_run / "model"
     result = run("explore", *(argument.format(run=folder) for argument in arguments), "--device", "cpu")
     fails(result, message)
 
 
-def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(run: Run, text_run: Path) -> None:
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(text_run: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = run("explore", text_run, "--port", port, "--no-browser", "--device", "cpu")
@@ -158,7 +155,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(run: Run, text_ru
     assert "Loading" not in result.stderr
 
 
-def test_ordinary_attention_stands_on_the_right_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_ordinary_attention_stands_on_the_right_alone(text_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "softmax"
     settings = json.loads((text_run / "model" / "config.json").read_text())
     config = DiffTransformerConfig.from_dict({**settings, "attention_type": "softmax"})
@@ -170,10 +167,9 @@ def test_ordinary_attention_stands_on_the_right_alone(run: Run, text_run: Path, 
     assert (right["name"], right["label"]) == ("softmax", "Transformer")
 
 
-def test_it_writes_one_page(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_it_writes_one_page(text_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = run("explore", text_run, "--text", "to be", "--output", page, "--device", "cpu")
-    assert result.exit_code == 0, result.stderr
+    result = succeeds(run("explore", text_run, "--text", "to be", "--output", page, "--device", "cpu"))
     loading, recording = result.stderr.splitlines()
     assert loading == f"Loading {text_run / 'model'} …"
     assert recording.startswith("Recording the maps")

@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,16 @@ from safetensors.torch import load_file, safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import fresh
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_transformer.model.configuration import code_files
-
-Run = Callable[..., Any]
 
 
 def card_of(folder: Path) -> ModelCard:
     return ModelCard((folder / "README.md").read_text(encoding="utf-8"))
 
 
-def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_export_writes_a_folder_that_the_card_tells_how_to_load(text_run: Path, tmp_path: Path) -> None:
     target = tmp_path / "shared"
     result = run("export", text_run, target, "--license", "mit")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -41,7 +39,7 @@ def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_r
     assert done.stdout == "DiffTransformerForCausalLM [116, 111, 32, 98, 101]\n"
 
 
-def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(text_run: Path, tmp_path: Path) -> None:
     """As a user leaves it who converts or trains on there."""
     copy = shutil.copytree(text_run, tmp_path / "run")
     shutil.copytree(copy / "model", copy / "converted")
@@ -54,7 +52,7 @@ def test_another_model_in_a_runs_folder_was_not_made_by_its_recipe(run: Run, tex
 
 
 def test_what_eval_wrote_beside_the_model_is_taken(
-    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shutil.copytree(text_run, tmp_path / "run")
     output = copy / "results.json"
@@ -82,7 +80,7 @@ def test_what_eval_wrote_beside_the_model_is_taken(
     fails(run("export", another_run, tmp_path / "own"), "results.json is not JSON")
 
 
-def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_another_dtype_leaves_lambda_alone(text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "half", "--dtype", "bfloat16", "--max-shard-size", "20KB").exit_code == 0
     files = sorted((tmp_path / "half").glob("model-*.safetensors"))
     assert len(files) > 1
@@ -95,26 +93,25 @@ def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: P
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_weights_beyond_the_configuration_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_weights_beyond_the_configuration_are_refused(text_run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(text_run / "model", tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] - 1}))
     fails(run("generate", copy, "--prompt", "def "), "has weights that its config.json has not: model.layers.")
 
 
-def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_weights_in_eight_bits(text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "int8", "--int8").exit_code == 0
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
     assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
     assert {value.dtype for name, value in tensors.items() if ".lam." in name} == {torch.float32}
-    assert run("export", tmp_path / "int8", tmp_path / "again").exit_code == 0
+    succeeds(run("export", tmp_path / "int8", tmp_path / "again"))
     first, second = (tmp_path / name / "model.safetensors" for name in ("int8", "again"))
     assert first.read_bytes() == second.read_bytes()
     prompt = "--prompt", "def ", "--max-new-tokens", 3, "--greedy"
     settings = tmp_path / "int8" / "generation_config.json"  # which the options of the command line replace
     settings.write_text('{"repetition_penalty": 9.0, "num_beams": 3}', encoding="utf-8")
-    written, whole = (run("generate", folder, *prompt) for folder in (tmp_path / "int8", text_run))
-    assert written.exit_code == 0, written.stderr
+    written, whole = (succeeds(run("generate", folder, *prompt)) for folder in (tmp_path / "int8", text_run))
     assert written.stdout == whole.stdout
     fails(run("convert", tmp_path / "int8", tmp_path / "out", "--to", "microsoft"), "Only F64, F32, F16, BF16 weights")
     for options in (["--int8"], ["--dtype", "float32"]):
@@ -124,7 +121,7 @@ def test_weights_in_eight_bits(run: Run, text_run: Path, tmp_path: Path) -> None
         )
 
 
-def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_a_classifier_stays_one(text_run: Path, tmp_path: Path) -> None:
     kind = AutoModelForSequenceClassification
     model = kind.from_config(AutoModelForCausalLM.from_pretrained(text_run / "model").config)
     model.save_pretrained(tmp_path / "classifier")
@@ -137,9 +134,8 @@ def test_a_classifier_stays_one(run: Run, text_run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.all
-def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
-    result = run("export", retrieval_run, tmp_path / "graph", "--onnx")
-    assert result.exit_code == 0, result.stderr
+def test_onnx(retrieval_run: Path, tmp_path: Path) -> None:
+    result = succeeds(run("export", retrieval_run, tmp_path / "graph", "--onnx"))
     assert result.stderr == f"Writing {tmp_path / 'graph'} and comparing it with the model …\n"
     names = {file.name for file in (tmp_path / "graph").iterdir()}
     # Nothing ends a text of this model, which ONNX Runtime GenAI cannot be told.
@@ -154,7 +150,7 @@ def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_said_before_anything_is_done(
-    run: Run, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, text_run = tmp_path / "new", shutil.copytree(text_run, tmp_path / "run")
     (text_run / "model" / "model.safetensors").write_bytes(b"no weights")  # which would be said

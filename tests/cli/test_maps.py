@@ -1,22 +1,19 @@
 """The command `maps`: what the file holds, and what is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from command_fixtures import run
 from commands import fails
 from diff_transformer.model import attention_maps
 
-Run = Callable[..., Any]
 
-
-def test_the_maps_of_a_text(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_the_maps_of_a_text(text_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "maps.safetensors"
     result = run("maps", text_run, "--text", "to be", "--output", file, "--device", "cpu")
     assert (result.exit_code, result.stdout.count("5 tokens")) == (0, 1), result.stderr
@@ -31,14 +28,14 @@ def test_the_maps_of_a_text(run: Run, text_run: Path, tmp_path: Path) -> None:
         assert json.loads(opened.metadata()["pieces"]) == list("to be")
 
 
-def test_one_layer_of_a_model_that_reads_words(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+def test_one_layer_of_a_model_that_reads_words(retrieval_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "maps.safetensors"
     result = run("maps", retrieval_run, "--text", "n1 k0 v1 ? k0", "--layer", 1, "--output", file, "--device", "cpu")
     assert result.exit_code == 0, result.stderr
     assert set(load_file(file)) == {"tokens", "layers.1.first", "layers.1.second", "layers.1.difference"}
 
 
-def test_what_it_refuses(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_what_it_refuses(text_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "maps.safetensors"
     fails(run("maps", text_run, "--text", "a", "--output", tmp_path / "a.npz"), "must end in .safetensors")
     fails(run("maps", text_run, "--text", "a", "--output", file, "--layer", 99), "got --layer 99")

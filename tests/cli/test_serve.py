@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ import openai
 import pytest
 import torch
 
+from command_fixtures import run
 from commands import SECONDS, fails
 from diff_lab.data import byte_tokenizer
 from diff_transformer.cli import EXTRAS
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from diff_transformer.shipped_models import LANGUAGE_MODEL
 from running_server import client_of, new_model, started
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +44,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--host", "256.1.1.1", "--without-key"], "Cannot listen on 256.1.1.1, port 8000: "),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_loaded(run: Run, options: list[Any], message: str) -> None:
+def test_what_cannot_be_is_said_before_anything_is_loaded(options: list[Any], message: str) -> None:
     fails(run("serve", "nowhere", *options), message)
 
 
-def test_a_port_that_is_taken(run: Run) -> None:
+def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         fails(run("serve", "nowhere", "--port", port), f"Cannot listen on 127.0.0.1, port {port}: ")
 
 
-def test_a_model_without_a_tokenizer(run: Run, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     new_model().save_pretrained(tmp_path)
     fails(run("serve", tmp_path, "--port", 0), "has no tokenizer")
 
 
-def test_weights_that_another_user_owns(run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_another_user_owns(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container: whoever serves is not who trained."""
     monkeypatch.setattr("os.access", lambda file, mode: not str(file).endswith(".safetensors"))
     fails(run("serve", checkpoint, "--port", 0), "model.safetensors' may not be read by this user")
@@ -82,7 +80,7 @@ def test_the_extra_is_enough(checkpoint: Path) -> None:
 
 
 def test_without_a_checkpoint_the_language_model_of_the_package_is_served_if_it_is_there(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diff_transformer.shipped_models.WEIGHTS", tmp_path)
     names: list[str] = []

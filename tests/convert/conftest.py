@@ -6,19 +6,17 @@ attention have a standard deviation of about 4, and λ and the norm weights are 
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from layers_by_hand import decoder_logits, lambda_of, one_map, rms, save_checkpoint, turned
-from tiny_model import SIZES, check_rounding, sharpen
+from tiny_model import SIZES, sharpen
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -26,15 +24,8 @@ transformers.utils.logging.disable_progress_bar()
 MODEL: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "num_noise_heads"}
 MODEL |= {"hidden_size": 32, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
 VOCABULARY = SIZES["vocab_size"]
-AUTHORS: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e3,
-}
+OF_AUTHORS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+AUTHORS: dict[str, Any] = {name: MODEL[name] for name in (*OF_AUTHORS, "rms_norm_eps")} | {"rope_theta": 1e3}
 
 
 @pytest.fixture
@@ -81,22 +72,6 @@ def logits(tokens: Tensor) -> Callable[..., Tensor]:
         return model.eval()(tokens).logits
 
     return compute
-
-
-@pytest.fixture
-def check() -> Callable[[Tensor, Tensor], None]:
-    """(answer, expected) → fails if they differ by more than rounding in float32 explains."""
-    return partial(check_rounding, dtype=torch.float32)
-
-
-@pytest.fixture
-def tensors() -> Callable[[Path], dict[str, Tensor]]:
-    """Every tensor of a folder."""
-
-    def read(folder: Path) -> dict[str, Tensor]:
-        return {key: x for file in sorted(folder.glob("*.safetensors")) for key, x in load_file(file).items()}
-
-    return read
 
 
 def authors_first(x: Tensor, weights: Mapping[str, Tensor], settings: Mapping[str, Any], layer: int) -> Tensor:

@@ -14,11 +14,10 @@ from transformers import LlamaForCausalLM
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.convert import convert_from, convert_to
 from diff_transformer.nn import AnnealedLambda, DexCorrection
+from layers_by_hand import check, tensors_in
 
 Folder = Callable[..., Path]
 Logits = Callable[..., Tensor]
-Check = Callable[[Tensor, Tensor], None]
-Tensors = Callable[[Path], dict[str, Tensor]]
 
 SOME = [[1, 2, 7], [], [0]]  # three layers, one of them without
 # Groups, none, and numbers of heads that are odd: no DIFF model has those.
@@ -53,13 +52,10 @@ def cast(folder: Path, dtype: torch.dtype, shard_size: str = "5GB") -> Path:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_start_is_exact_and_the_trained_model_folds(
-    heads: Any, shape: dict[str, Any], tied: bool, theirs: Folder, logits: Logits, check: Check, tmp_path: Path
+    heads: Any, shape: dict[str, Any], tied: bool, theirs: Folder, logits: Logits, tmp_path: Path
 ) -> None:
-    source, ours, back = (
-        theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape),
-        tmp_path / "new",
-        tmp_path / "back",
-    )
+    source = theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape)
+    ours, back = tmp_path / "new", tmp_path / "back"
     expected = logits(source, LlamaForCausalLM)
     done = convert_from("llama", source, ours, attention_type="dex", dex_heads=heads)
     assert done.attention_type == "dex"
@@ -76,14 +72,14 @@ def test_the_start_is_exact_and_the_trained_model_folds(
     check(logits(tmp_path / "folded", LlamaForCausalLM), corrected)
 
 
-def test_what_is_written(theirs: Folder, tensors: Tensors, tmp_path: Path) -> None:
+def test_what_is_written(theirs: Folder, tmp_path: Path) -> None:
     """λ in float32 beside half-precision weights, W_D in their dtype, nothing for a layer without chosen heads."""
     source = cast(theirs(LlamaForCausalLM), torch.bfloat16, shard_size="20KB")
-    before = tensors(source)
+    before = tensors_in(source)
     assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
     arguments: dict[str, Any] = {"attention_type": "dex", "dex_heads": SOME, "dex_lambda_start": 1 / 3}
     convert_from("llama", source, tmp_path / "new", max_shard_size="20KB", **arguments)
-    after = tensors(tmp_path / "new")
+    after = tensors_in(tmp_path / "new")
     added = {key: after.pop(key) for key in sorted(after.keys() - before.keys())}
     assert {key: (tuple(value.shape), value.dtype) for key, value in added.items()} == {
         f"model.layers.{layer}.self_attn.dex.{name}": (shape, dtype)
@@ -102,7 +98,7 @@ def test_what_is_written(theirs: Folder, tensors: Tensors, tmp_path: Path) -> No
     assert not any(report.values())
 
 
-def test_folding_rounds_once_to_the_dtype(theirs: Folder, tensors: Tensors, tmp_path: Path) -> None:
+def test_folding_rounds_once_to_the_dtype(theirs: Folder, tmp_path: Path) -> None:
     source, ours = cast(theirs(LlamaForCausalLM), torch.bfloat16), tmp_path / "new"
     convert_from("llama", source, ours, attention_type="dex")
     weights = load_file(ours / "model.safetensors")
@@ -114,7 +110,7 @@ def test_folding_rounds_once_to_the_dtype(theirs: Folder, tensors: Tensors, tmp_
     lam = 0.75 * 0.25 * (0.8 - 0.6 * 2.718281828459045**-0.3) + 0.25 * torch.tensor(0.9).item()
     blocks = [torch.eye(4).double() - lam * matrix.double() for matrix in weights[f"{key}dex.weight"]]
     expected = weights[f"{key}o_proj.weight"].double() @ torch.block_diag(*blocks).T
-    folded = tensors(tmp_path / "back")
+    folded = tensors_in(tmp_path / "back")
     assert torch.equal(folded[f"{key}o_proj.weight"], expected.bfloat16())
     assert torch.equal(
         folded["model.layers.0.self_attn.o_proj.weight"], weights["model.layers.0.self_attn.o_proj.weight"]
@@ -146,12 +142,10 @@ def test_bad_choices(theirs: Folder, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    "shape", [{}, {"num_key_value_heads": 2}, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": None}]
-)
+@pytest.mark.parametrize("shape", V2_SHAPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_diff_v2_begins_with_the_logits_of_its_source(
-    shape: dict[str, int], tied: bool, theirs: Folder, logits: Logits, check: Check, tmp_path: Path
+    shape: dict[str, int], tied: bool, theirs: Folder, logits: Logits, tmp_path: Path
 ) -> None:
     source = theirs(LlamaForCausalLM, tie_word_embeddings=tied, **shape)
     assert convert_from("llama", source, tmp_path / "new", attention_type="diff_v2").attention_type == "diff_v2"

@@ -15,6 +15,7 @@ from transformers import DiffLlamaForCausalLM, LlamaForCausalLM
 from diff_transformer.convert import convert_from, convert_to
 
 Folder = Callable[..., Path]
+Refuses = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def _writes_nothing(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def refuses(tmp_path: Path) -> Callable[..., None]:
+def refuses(tmp_path: Path) -> Refuses:
     """(pattern, error, function, layout, source, **options) → fails unless that error is raised, in one line."""
 
     def refuses(pattern: str, convert: Callable[..., Any], layout: str, source: Path, **options: Any) -> None:
@@ -49,7 +50,7 @@ def edit_settings(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**settings, **changes}), encoding="utf-8")
 
 
-def test_keys_and_shapes_are_all_listed(theirs: Folder, refuses: Callable[..., None]) -> None:
+def test_keys_and_shapes_are_all_listed(theirs: Folder, refuses: Refuses) -> None:
     source = theirs(LlamaForCausalLM)
 
     def change(weights: dict[str, Tensor]) -> None:
@@ -68,13 +69,24 @@ def test_keys_and_shapes_are_all_listed(theirs: Folder, refuses: Callable[..., N
     )
 
 
-def test_very_many_keys_are_counted(theirs: Folder, refuses: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("weights", "pattern"),
+    [
+        ({f"x{i:02}": torch.zeros(1) for i in range(30)}, r"unknown: x00, .*x19 and 10 more\."),
+        (
+            {"model.norm.weight": torch.zeros(32, dtype=torch.int8)},
+            r"Only F64, F32, F16, BF16 weights .*model\.norm\.weight \(I8\)",
+        ),
+    ],
+    ids=["very many keys", "integers"],
+)
+def test_weights_of_another_kind(weights: dict[str, Tensor], pattern: str, theirs: Folder, refuses: Refuses) -> None:
     source = theirs(LlamaForCausalLM)
-    edit_weights(source, lambda weights: weights.update({f"x{i:02}": torch.zeros(1) for i in range(30)}))
-    refuses(r"unknown: x00, .*x19 and 10 more\.", convert_from, "llama", source)
+    edit_weights(source, lambda theirs: theirs.update(weights))
+    refuses(pattern, convert_from, "llama", source)
 
 
-def test_ours_must_be_whole(ours: Folder, refuses: Callable[..., None]) -> None:
+def test_ours_must_be_whole(ours: Folder, refuses: Refuses) -> None:
     """What other layouts may lack, ours may not."""
     source = ours("diff")
     names = [f"model.layers.{layer}.self_attn.head_norm.weight" for layer in range(3)]
@@ -82,7 +94,7 @@ def test_ours_must_be_whole(ours: Folder, refuses: Callable[..., None]) -> None:
     refuses(r"do not fit the layout ours: missing: .*0\.self_attn\.head_norm", convert_to, "microsoft", source)
 
 
-def test_what_may_be_missing_elsewhere_is_missed(authors: Folder, refuses: Callable[..., None]) -> None:
+def test_what_may_be_missing_elsewhere_is_missed(authors: Folder, refuses: Refuses) -> None:
     """A norm weight is in all layers or in none, and an output head may be left out where it is tied."""
     source = authors(num_heads=4, num_kv_heads=2)
     edit_weights(source, lambda weights: weights.pop("model.layers.1.self_attn.subln.weight"))
@@ -104,17 +116,24 @@ def test_what_may_be_missing_elsewhere_is_missed(authors: Folder, refuses: Calla
         ("diffllama", DiffLlamaForCausalLM, {"attention_bias": True}, "attention_bias must be False, .* not covered"),
         ("diffllama", DiffLlamaForCausalLM, {"attention_dropout": 0.1}, "attention_dropout must be 0, .* not covered"),
         ("diffllama", DiffLlamaForCausalLM, {"model_type": "llama"}, "model_type must be 'diffllama', got 'llama'"),
+        ("microsoft", None, {"num_heads": None}, "num_heads must be a whole number, 1 or more, got None"),
+        (
+            "microsoft",
+            None,
+            {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "are both given",
+        ),
+        ("microsoft", None, {"num_heads": 3}, r"hidden_size must be a multiple of 2·num_heads, got 32 and 3"),
+        ("microsoft", None, {"num_heads": 8}, r"lambda_k1 is \(4,\), not \(2,\)"),  # not halved
+        ("microsoft", None, {"num_attention_heads": 8}, "unknown: num_attention_heads"),
+        ("microsoft", None, {"attention_bias": True, "dropout": 0.1}, "unknown: attention_bias, dropout"),
+        ("microsoft", None, {"first_depth": 0.5}, "cannot be converted: .*lambda_init_offset"),
     ],
 )
 def test_settings_that_ours_cannot_have(
-    layout: str,
-    model: Any,
-    changes: dict[str, Any],
-    pattern: str,
-    theirs: Folder,
-    refuses: Callable[..., None],
+    layout: str, model: Any, changes: dict[str, Any], pattern: str, theirs: Folder, authors: Folder, refuses: Refuses
 ) -> None:
-    source = theirs(model)
+    source = theirs(model) if model else authors(num_heads=4, num_kv_heads=2)
     edit_settings(source, **changes)
     refuses(pattern, convert_from, layout, source)
 
@@ -122,33 +141,13 @@ def test_settings_that_ours_cannot_have(
 @pytest.mark.parametrize("attention_type", ["diff_v2", "dex"])
 @pytest.mark.parametrize(("name", "value"), [("attention_bias", True), ("attention_dropout", 0.1)])
 def test_options_that_only_softmax_takes_from_a_llama(
-    name: str, value: float, attention_type: str, theirs: Folder, refuses: Callable[..., None]
+    name: str, value: float, attention_type: str, theirs: Folder, refuses: Refuses
 ) -> None:
     source = theirs(LlamaForCausalLM, **{name: value})
     refuses(f"{name} must be .* not covered; got {value}", convert_from, "llama", source, attention_type=attention_type)
 
 
-@pytest.mark.parametrize(
-    ("changes", "pattern"),
-    [
-        ({"num_heads": None}, "num_heads must be a whole number, 1 or more, got None"),
-        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "are both given"),
-        ({"num_heads": 3}, r"hidden_size must be a multiple of 2·num_heads, got 32 and 3"),
-        ({"num_heads": 8}, r"lambda_k1 is \(4,\), not \(2,\)"),  # not halved
-        ({"num_attention_heads": 8}, "unknown: num_attention_heads"),
-        ({"attention_bias": True, "dropout": 0.1}, "unknown: attention_bias, dropout"),
-        ({"first_depth": 0.5}, "cannot be converted: .*lambda_init_offset"),
-    ],
-)
-def test_settings_in_the_authors_layout(
-    changes: dict[str, Any], pattern: str, authors: Folder, refuses: Callable[..., None]
-) -> None:
-    source = authors(num_heads=4, num_kv_heads=2)
-    edit_settings(source, **changes)
-    refuses(pattern, convert_from, "microsoft", source)
-
-
-def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Callable[..., None]) -> None:
+def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Refuses) -> None:
     source = authors(num_heads=4, num_kv_heads=2)
     (source / "config.json").write_text('{"hidden_size": 32, "vocab_size": 29}', encoding="utf-8")
     refuses("missing: intermediate_size, num_hidden_layers, num_heads", convert_from, "microsoft", source)
@@ -185,24 +184,18 @@ def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Callab
     ],
 )
 def test_models_that_the_layout_cannot_hold(
-    kind: str, layout: str, config: dict[str, Any], pattern: str, ours: Folder, refuses: Callable[..., None]
+    kind: str, layout: str, config: dict[str, Any], pattern: str, ours: Folder, refuses: Refuses
 ) -> None:
     refuses(pattern, convert_to, layout, ours(kind, **config))
 
 
-def test_pickled_weights(theirs: Folder, refuses: Callable[..., None]) -> None:
+def test_pickled_weights(theirs: Folder, refuses: Refuses) -> None:
     source = theirs(LlamaForCausalLM)
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     refuses(r"are pickled \(pytorch_model\.bin\), and a pickle can run any code", convert_from, "llama", source)
 
 
-def test_weights_in_integers(theirs: Folder, refuses: Callable[..., None]) -> None:
-    source = theirs(LlamaForCausalLM)
-    edit_weights(source, lambda weights: weights.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
-    refuses(r"Only F64, F32, F16, BF16 weights .*model\.norm\.weight \(I8\)", convert_from, "llama", source)
-
-
-def test_folders_that_are_none(tmp_path: Path, theirs: Folder, refuses: Callable[..., None]) -> None:
+def test_folders_that_are_none(tmp_path: Path, theirs: Folder, refuses: Refuses) -> None:
     refuses("'.*nowhere' is no folder", convert_from, "llama", tmp_path / "nowhere")
     source = theirs(LlamaForCausalLM)
     refuses("model.safetensors' is no folder", convert_to, "llama", source / "model.safetensors")
@@ -216,7 +209,7 @@ def test_folders_that_are_none(tmp_path: Path, theirs: Folder, refuses: Callable
     refuses("holds no config.json", convert_from, "llama", source)
 
 
-def test_damaged_files(theirs: Folder, refuses: Callable[..., None]) -> None:
+def test_damaged_files(theirs: Folder, refuses: Refuses) -> None:
     source = theirs(LlamaForCausalLM, "5KB")
     index = json.loads((source / "model.safetensors.index.json").read_text(encoding="utf-8"))
     shard = source / index["weight_map"]["model.norm.weight"]
@@ -237,7 +230,7 @@ def test_damaged_files(theirs: Folder, refuses: Callable[..., None]) -> None:
         refuses(pattern, convert_from, "llama", source)
 
 
-def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -> None:
+def test_options(theirs: Folder, tmp_path: Path, refuses: Refuses) -> None:
     source = theirs(LlamaForCausalLM)
     for convert in (convert_from, convert_to):
         refuses("must be one of 'microsoft', .*'llama', .*, got 'gpt2'", convert, "gpt2", source)
@@ -249,7 +242,7 @@ def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -
         convert_from("llama", source, source)
 
 
-def test_a_disk_without_room(theirs: Folder, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., None]) -> None:
+def test_a_disk_without_room(theirs: Folder, monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     refuses(
         r"has 1,000 bytes free, and the converted weights need \d\d,\d+",

@@ -13,6 +13,7 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.convert import as_our_model, convert_from, convert_to
+from layers_by_hand import check, tensors_in
 from tiny_model import SIZES
 
 SHAPES = (  # groups of two queries, of four, none, one pair of wide heads
@@ -24,23 +25,16 @@ SHAPES = (  # groups of two queries, of four, none, one pair of wide heads
 ROPES = (
     {"rope_type": "default", "rope_theta": 500.0},
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
-    {
-        "rope_type": "llama3",
-        "rope_theta": 1e4,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
+    {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
+    | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
 )
 Folder = Callable[..., Path]
 Logits = Callable[..., Tensor]
-Check = Callable[[Tensor, Tensor], None]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     source = theirs(DiffLlamaForCausalLM, **shape)
     convert_from("diffllama", source, tmp_path / "new")
     check(logits(tmp_path / "new"), logits(source, DiffLlamaForCausalLM))
@@ -48,7 +42,7 @@ def test_from_diffllama(shape: dict[str, Any], theirs: Folder, logits: Logits, c
 
 @pytest.mark.parametrize("shape", [*SHAPES, {"head_dim": 6}])
 def test_to_diffllama_takes_the_norm_weight_into_the_output(
-    shape: dict[str, Any], ours: Folder, logits: Logits, check: Check, tmp_path: Path
+    shape: dict[str, Any], ours: Folder, logits: Logits, tmp_path: Path
 ) -> None:
     source = ours("diff", **shape)
     convert_to("diffllama", source, tmp_path / "new")
@@ -60,17 +54,9 @@ OPTIONS = {"attention_bias": True, "attention_dropout": 0.1}
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, OPTIONS], ids=str)
-def test_llama_and_back(
-    rope: dict[str, Any],
-    options: dict[str, Any],
-    theirs: Folder,
-    logits: Logits,
-    check: Check,
-    tensors: Callable[[Path], dict[str, Tensor]],
-    tmp_path: Path,
-) -> None:
+def test_llama_and_back(rope: Any, options: Any, theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     source = theirs(LlamaForCausalLM, rope_parameters=dict(rope), rms_norm_eps=1e-3, **options)
-    assert ("lm_head.weight" in tensors(source)) != options.get("tie_word_embeddings", False)
+    assert ("lm_head.weight" in tensors_in(source)) != options.get("tie_word_embeddings", False)
     convert_from("llama", str(source), str(tmp_path / "new"))
     check(logits(tmp_path / "new"), logits(source, LlamaForCausalLM))
     convert_to("llama", tmp_path / "new", tmp_path / "back")
@@ -78,7 +64,7 @@ def test_llama_and_back(
     assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
-def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, check: Check, tmp_path: Path) -> None:
+def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, tmp_path: Path) -> None:
     """Rotary settings beside each other, no head_dim, and a buffer that is no parameter."""
     source = theirs(LlamaForCausalLM)
     settings = json.loads((source / "config.json").read_text())
@@ -96,54 +82,40 @@ def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, check
     check(logits(tmp_path / "new"), expected)
 
 
-FIRST = (
-    {"num_heads": 4, "num_kv_heads": 2},
-    {"num_heads": 4, "num_kv_heads": 1},
-    {"num_heads": 4, "num_kv_heads": 4, "first_depth": 1},
-    {"num_heads": 1, "num_kv_heads": 1, "first_depth": -1},
-    {"num_heads": 4, "num_kv_heads": 2, "rms_norm_eps": 0.1},  # of the other norms: the headwise one's is fixed
-)
-SECOND = (
-    {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4},
-    {"num_heads": 3, "num_kv_heads": 1, "head_dim": 6},
-    {"num_heads": 2, "num_kv_heads": 2, "head_dim": 16},
-)
+AUTHORS = {
+    "microsoft": (
+        {"num_heads": 4, "num_kv_heads": 2},
+        {"num_heads": 4, "num_kv_heads": 1},
+        {"num_heads": 4, "num_kv_heads": 4, "first_depth": 1},
+        {"num_heads": 1, "num_kv_heads": 1, "first_depth": -1},
+        {"num_heads": 4, "num_kv_heads": 2, "rms_norm_eps": 0.1},  # of the other norms: the headwise one's is fixed
+    ),
+    "microsoft-v2": (
+        {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4},
+        {"num_heads": 3, "num_kv_heads": 1, "head_dim": 6},
+        {"num_heads": 2, "num_kv_heads": 2, "head_dim": 16},
+    ),
+}
 
 
-@pytest.mark.parametrize("settings", FIRST)
+@pytest.mark.parametrize(("layout", "settings"), [(layout, one) for layout, some in AUTHORS.items() for one in some])
 @pytest.mark.parametrize("norm_weight", [True, False])
 def test_from_the_authors(
-    settings: dict[str, Any], norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits, check: Check
+    layout: str, settings: Any, norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits
 ) -> None:
-    source = authors(norm_weight=norm_weight, **settings)
-    convert_from("microsoft", source, source.parent / "new")
-    check(logits(source.parent / "new"), authors_logits(source))
-
-
-@pytest.mark.parametrize("settings", SECOND)
-def test_from_the_authors_second_version(
-    settings: dict[str, int], authors: Folder, authors_logits: Logits, logits: Logits, check: Check
-) -> None:
-    source = authors(second=True, **settings)
-    convert_from("microsoft-v2", source, source.parent / "new")
+    source = authors(second=layout == "microsoft-v2", norm_weight=norm_weight, **settings)
+    convert_from(layout, source, source.parent / "new")
     check(logits(source.parent / "new"), authors_logits(source))
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("diff", "microsoft"), ("diff_v2", "microsoft-v2")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_to_the_authors(
-    kind: str,
-    layout: str,
-    shape: dict[str, Any],
-    ours: Folder,
-    authors_logits: Logits,
-    logits: Logits,
-    check: Check,
-    tmp_path: Path,
+    kind: str, layout: str, shape: Any, ours: Folder, authors_logits: Logits, logits: Logits
 ) -> None:
     source = ours(kind, **shape, rope_parameters={"rope_type": "default", "rope_theta": 70.0}, lambda_init_offset=2)
-    convert_to(layout, source, tmp_path / "new")
-    check(authors_logits(tmp_path / "new"), logits(source))
+    convert_to(layout, source, source.parent / "new")
+    check(authors_logits(source.parent / "new"), logits(source))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -18,7 +18,7 @@ from torch import Tensor
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.convert import convert_from, convert_to
 from diff_transformer.convert.layout_tables import read_motif
-from layers_by_hand import decoder_logits, lambda_of, one_map, rms, save_checkpoint, turned
+from layers_by_hand import check, decoder_logits, lambda_of, one_map, rms, save_checkpoint, turned
 
 VOCABULARY = 29
 SETTINGS: dict[str, Any] = {
@@ -115,7 +115,7 @@ def attention(x: Tensor, w: Mapping[str, Tensor], settings: Mapping[str, Any], l
     ("layout", "settings"), [*(("motif", plain) for plain in PLAINS), *(("motif-2", grouped) for grouped in GROUPS)]
 )
 def test_from_motif(
-    layout: str, settings: dict[str, Any], motif: Save, tokens: Tensor, logits: Any, check: Any, tmp_path: Path
+    layout: str, settings: dict[str, Any], motif: Save, tokens: Tensor, logits: Any, tmp_path: Path
 ) -> None:
     source = motif(**settings)
     convert_from(layout, source, tmp_path / "new")
@@ -132,16 +132,7 @@ def test_from_motif(
         ("diff_grouped", "motif-2", {"num_attention_heads": 8, "num_noise_heads": 2, "num_key_value_heads": 4}),
     ],
 )
-def test_to_motif(
-    kind: str,
-    layout: str,
-    config: dict[str, Any],
-    ours: Any,
-    tokens: Tensor,
-    logits: Any,
-    check: Any,
-    tmp_path: Path,
-) -> None:
+def test_to_motif(kind: str, layout: str, config: Any, ours: Any, tokens: Tensor, logits: Any, tmp_path: Path) -> None:
     more = {"hidden_act": "poly_norm", "lambda_init_offset": -1, "attention_norm_eps": 1e-2}
     source = ours(kind, **{**config, "head_dim": 4}, **more)
     convert_to(layout, source, tmp_path / "new")
@@ -153,6 +144,8 @@ def test_to_motif(
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
+        ({"kind": "diff_grouped"}, "missing: num_noise_heads, head_dim"),
+        ({"kind": "diff_grouped", **GROUPED, "k_ratio": 3}, r"k_ratio must be 1, because .*; got 3"),
         ({"model_type": "llama"}, "model_type must be 'Motif', got 'llama'"),
         ({"num_noise_heads": 2}, "num_noise_heads 2 is for the layout 'motif-2'"),
         ({"hidden_act": "silu"}, "hidden_act must be 'poly_norm', because .*; got 'silu'"),
@@ -171,15 +164,10 @@ def test_to_motif(
     ],
 )
 def test_settings_that_are_refused(changes: dict[str, Any], pattern: str) -> None:
+    settings = {"kind": "diff", **SETTINGS, **PLAIN, **changes}
+    kind = settings.pop("kind")
     with pytest.raises(ValueError, match=pattern):
-        read_motif({**SETTINGS, **PLAIN, **changes}, "diff")
-
-
-def test_settings_that_groups_need() -> None:
-    with pytest.raises(ValueError, match="missing: num_noise_heads, head_dim"):
-        read_motif({**SETTINGS, **PLAIN}, "diff_grouped")
-    with pytest.raises(ValueError, match=r"k_ratio must be 1, because .*; got 3"):
-        read_motif({**SETTINGS, **GROUPED, "k_ratio": 3}, "diff_grouped")
+        read_motif(settings, kind)
 
 
 def test_settings_as_later_releases_of_transformers_write_them() -> None:

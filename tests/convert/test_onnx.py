@@ -15,6 +15,7 @@ import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
+from layers_by_hand import check
 from tiny_model import PAIRED, SIZES, sharpen, sizes_for
 
 pytestmark = pytest.mark.all
@@ -107,7 +108,7 @@ def test_it_is_onnx_alone_and_the_maps_meet_the_values_once(exported: Exported) 
 
 
 @torch.no_grad()
-def test_prefill_and_single_steps_equal_the_model(exported: Exported, check: Any) -> None:
+def test_prefill_and_single_steps_equal_the_model(exported: Exported) -> None:
     """One forward of all tokens, through transformers' eager attention and without a cache, is what is expected."""
     ids, mask = torch.randint(SIZES["vocab_size"], (3, 13)), torch.ones(3, 13, dtype=torch.int64)
     mask[0, :4], mask[2, :1] = 0, 0
@@ -127,7 +128,7 @@ def test_prefill_and_single_steps_equal_the_model(exported: Exported, check: Any
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
-def test_one_text_alone(exported: Exported, tokens: int, check: Any) -> None:
+def test_one_text_alone(exported: Exported, tokens: int) -> None:
     ids = torch.randint(SIZES["vocab_size"], (1, tokens))
     logits, _ = call(exported.session, ids.numpy(), np.ones((1, tokens), np.int64), nothing_cached(exported.session, 1))
     with torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diff_transformer.convert import phi4flash_attention
 from diff_transformer.nn import DiffAttention
-from layers_by_hand import lambda_of, one_map, part_of, rms
+from layers_by_hand import check, lambda_of, one_map, part_of, rms
 
 WIDTH, HEADS, KV_HEADS, LAYERS, WINDOW = 24, 6, 2, 8, 4
 D = WIDTH // HEADS
@@ -94,7 +94,7 @@ def forward(folder: Path, layer: int, x: Tensor, context: Tensor, may_see: Tenso
 
 @pytest.mark.parametrize("layer", [1, 3, 5])
 @torch.no_grad()
-def test_layers_with_keys_of_their_own(layer: int, phi: Path, check: Any) -> None:
+def test_layers_with_keys_of_their_own(layer: int, phi: Path) -> None:
     attention, x = phi4flash_attention(phi, layer), torch.randn(2, 9, WIDTH)
     assert type(attention.module) is DiffAttention
     assert attention.module.layer_idx == layer
@@ -106,7 +106,7 @@ def test_layers_with_keys_of_their_own(layer: int, phi: Path, check: Any) -> Non
 
 
 @torch.no_grad()
-def test_a_layer_that_shares_keys(phi: Path, check: Any) -> None:
+def test_a_layer_that_shares_keys(phi: Path) -> None:
     shared, attention = phi4flash_attention(phi, CONTEXT), phi4flash_attention(phi, 7)
     assert (attention.context_layer, attention.window) == (CONTEXT, None)
     x, context, causal = torch.randn(2, 9, WIDTH), torch.randn(2, 9, WIDTH), visible(9, None)

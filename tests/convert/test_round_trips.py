@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.convert import LAYOUTS, Layout, convert_from, convert_to
 from diff_transformer.convert.layout import OUTPUT_HEAD, parameter_mappings
+from layers_by_hand import tensors_in
 
 # The parameters of DEX are folded into W_O on the way back, and do not return: test_dex.py.
 BOTH_WAYS = (layout for choices in LAYOUTS.values() for layout in choices.values() if layout.write)
@@ -91,10 +92,7 @@ def checkpoint(
 
 
 def same_bits(one: Path, other: Path) -> None:
-    first, second = (
-        {key: x for file in folder.glob("*.safetensors") for key, x in load_file(file).items()}
-        for folder in (one, other)
-    )
+    first, second = tensors_in(one), tensors_in(other)
     assert first.keys() == second.keys()
     for key, x in first.items():
         y, integer = second[key], INTEGERS[x.dtype.itemsize]

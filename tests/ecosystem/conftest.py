@@ -1,67 +1,16 @@
-"""A tiny model of each kind, with attention that is not uniform, for other people's tools to work on."""
+"""All attention types that are trained from the start, and devices that are forgotten from one test to the next."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import torch
 import transformers
 from accelerate.state import AcceleratorState
-from torch import Tensor
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny_model import KINDS, check_rounding, sizes_for
+from tiny_model import KINDS, kinds
 
 transformers.utils.logging.disable_progress_bar()
 
-VOCABULARY = 257  # the byte tokenizer's 256 bytes and its end of text
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def make() -> Callable[..., DiffTransformerForCausalLM]:
-    """(kind, **config) → a model, the same weights every time."""
-
-    def make(kind: str = "diff", **config: Any) -> DiffTransformerForCausalLM:
-        torch.manual_seed(6)
-        sizes = sizes_for(kind, **{"vocab_size": VOCABULARY, "initializer_range": 0.3, **config})
-        return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes))
-
-    return make
-
-
-@pytest.fixture
-def tokens() -> Callable[..., Tensor]:
-    """(batch=2, length=9) → random bytes."""
-    return lambda batch=2, length=9: torch.randint(0, 256, (batch, length))
-
-
-@pytest.fixture
-def train() -> Callable[..., list[float]]:
-    """(model, inputs, steps=3) → train on one batch; the loss before each step and after the last."""
-
-    def train(model: Any, inputs: Tensor, steps: int = 3) -> list[float]:
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.0)
-        losses = []
-        for _ in range(steps):
-            loss = model(input_ids=inputs, labels=inputs).loss
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with torch.no_grad():
-            return [*losses, model(input_ids=inputs, labels=inputs).loss.item()]
-
-    return train
-
-
-@pytest.fixture
-def check() -> Callable[..., None]:
-    return check_rounding
+kind = kinds(KINDS)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """A bare loop of accelerate's is bit-equal after a restart."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from byte_models import make
 from diff_transformer import DiffTransformerForCausalLM
 
 Model = DiffTransformerForCausalLM
@@ -49,7 +49,7 @@ class Loop:
         return {name: p.detach().clone() for name, p in self.accelerator.unwrap_model(self.model).named_parameters()}
 
 
-def test_a_saved_state_goes_on_bit_for_bit(kind: str, make: Callable[..., Model], tmp_path: Path) -> None:
+def test_a_saved_state_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
     uninterrupted = Loop(make(kind))
     losses = uninterrupted.run(0, 8)
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import fresh
+from byte_models import make, tokens, train
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
 from full_run import short_run
 from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, PAIRED
+from tiny_model import check_rounding as check
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # What makes λ in each kind: four vectors in a layer, or a projection of the token.
@@ -45,9 +47,7 @@ def adapted(model: Any) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix("base_model.model."), module
 
 
-def test_adapters_are_trained_saved_loaded_and_merged(
-    kind: str, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path
-) -> None:
+def test_adapters_are_trained_saved_loaded_and_merged(kind: str, tmp_path: Path) -> None:
     model, inputs = get_peft_model(make(kind), lora()), tokens()
     before = copies(model)
     losses = train(model, inputs)
@@ -77,7 +77,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(
     assert len(products) == 2 * len(PROJECTIONS)
 
 
-def test_all_linear_means_every_projection_but_the_head(kind: str, make: Any) -> None:
+def test_all_linear_means_every_projection_but_the_head(kind: str) -> None:
     model = get_peft_model(make(kind), lora(target_modules="all-linear"))
     names = {name.rpartition(".")[2] for name, _ in adapted(model)}
     extra = {"lambda_proj"} if ATTENTION_TYPES[kind].lambda_per_token else set()
@@ -86,9 +86,7 @@ def test_all_linear_means_every_projection_but_the_head(kind: str, make: Any) ->
 
 
 @pytest.mark.parametrize("kind", list(LAMBDA))
-def test_lambda_can_be_trained_beside_the_adapters(
-    kind: str, make: Any, tokens: Any, train: Any, tmp_path: Path
-) -> None:
+def test_lambda_can_be_trained_beside_the_adapters(kind: str, tmp_path: Path) -> None:
     def parameters(model: Any) -> dict[str, Tensor]:
         return {name: p for name, p in model.named_parameters() if f".{LAMBDA[kind]}.modules_to_save." in name}
 
@@ -119,9 +117,7 @@ def test_lambda_can_be_trained_beside_the_adapters(
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
 @pytest.mark.parametrize("way", ["beside the adapters", "LN tuning"])
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
-def test_the_headwise_norm_can_be_trained(
-    implementation: str, way: str, make: Any, tokens: Any, train: Any, check: Any
-) -> None:
+def test_the_headwise_norm_can_be_trained(implementation: str, way: str) -> None:
     """The operator applies the norm itself, but a wrapper's, with its call and weight and nothing else, is called."""
     tuning = peft.LNTuningConfig(target_modules=["head_norm"], task_type=TaskType.CAUSAL_LM)
     config = tuning if way == "LN tuning" else lora(modules_to_save=["head_norm"])
@@ -158,7 +154,7 @@ ADAPTED["IA3"] = {"k_proj", "v_proj", "down_proj"}
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
 @pytest.mark.parametrize("method", short_run(METHODS, [*ADAPTED, "DoRA", "prompt tuning"]))
-def test_methods_train(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
+def test_methods_train(kind: str, method: str) -> None:
     config = copy.deepcopy(METHODS[method])
     config.task_type = TaskType.CAUSAL_LM
     model = get_peft_model(make(kind), config)
@@ -197,9 +193,7 @@ def test_without_peft_nothing_is_missed() -> None:
 # DIFF's cache has heads of 2d, which PEFT does not know, and that of latents values of no width.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PAIRED and kind in NOT_LATENT])
 @pytest.mark.parametrize("projection", [False, True], ids=["values", "projected"])
-def test_prefix_tuning(
-    kind: str, projection: bool, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path
-) -> None:
+def test_prefix_tuning(kind: str, projection: bool, tmp_path: Path) -> None:
     settings = {"num_virtual_tokens": 3, "prefix_projection": projection, "encoder_hidden_size": 8}
     model = get_peft_model(make(kind), PrefixTuningConfig(task_type="CAUSAL_LM", **settings))
     inputs = tokens()
@@ -222,7 +216,7 @@ def test_prefix_tuning(
         assert torch.equal(loaded(written[:, :length]).logits[:, -1].argmax(-1), written[:, length])
 
 
-def test_a_corrected_head_and_its_lambda_can_be_trained_beside_the_adapters(make: Any) -> None:
+def test_a_corrected_head_and_its_lambda_can_be_trained_beside_the_adapters() -> None:
     """The wrapper holds the original and a copy, and λ is that of the copy."""
     model = get_peft_model(make("dex"), lora(modules_to_save=["dex"]))
     before = make("dex").lambdas()
@@ -238,7 +232,7 @@ def test_a_corrected_head_and_its_lambda_can_be_trained_beside_the_adapters(make
     assert all(now != was for now, was in zip(lambdas, before, strict=True))
 
 
-def test_embeddings_of_an_adapted_model(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_embeddings_of_an_adapted_model(kind: str) -> None:
     model, inputs = get_peft_model(make(kind), lora()), tokens()
     vectors = text_embeddings(model, inputs)
     check(vectors, text_embeddings(make(kind), inputs))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
+from byte_models import make, tokens
 from diff_transformer import DiffTransformerForCausalLM
 from tiny_model import PAIRED
+from tiny_model import check_rounding as check
 
 Int8WeightOnlyConfig = pytest.importorskip(
     "torchao.quantization", reason="torchao is in the environment of `make test-titan`"
@@ -50,9 +52,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoint_loads_in_int8(
-    kind: str, dtype: torch.dtype, make: Any, tokens: Any, check: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_loads_in_int8(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Which is a rounding of the weights, and nothing else."""
     model = make(kind).to(dtype).eval()
     model.save_pretrained(tmp_path)

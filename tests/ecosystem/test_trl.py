@@ -5,7 +5,6 @@ And its DPOTrainer, which makes the reference model itself, and its GRPOTrainer,
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from peft import LoraConfig
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from byte_models import make
 from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerForCausalLM
 from loss_weighting import QUIET_ON_CPU, GradientRecorder, check_step, check_weights, exact_step
@@ -70,7 +70,7 @@ def documents(batch: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("peft", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
-def test_it_trains(kind: str, packing: bool, peft: bool, make: Any, tmp_path: Path) -> None:
+def test_it_trains(kind: str, packing: bool, peft: bool, tmp_path: Path) -> None:
     model = make(kind)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     lora = LoraConfig(task_type="CAUSAL_LM", **LORA) if peft else None
@@ -91,7 +91,7 @@ def test_it_trains(kind: str, packing: bool, peft: bool, make: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
-def test_packed_documents_do_not_see_each_other(kind: str, implementation: str, make: Any, tmp_path: Path) -> None:
+def test_packed_documents_do_not_see_each_other(kind: str, implementation: str, tmp_path: Path) -> None:
     model = make(kind, attn_implementation=implementation)
     trainer = trainer_of(model, tmp_path, {"text": TEXTS}, packing=True, per_device_train_batch_size=3)
     batch = next(iter(trainer.get_train_dataloader()))
@@ -126,7 +126,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_target_weighs_the_same(kind: str, layout: str, tmp_path: Path) -> None:
     """Batches with few targets and with many make the step, and the logged loss, that one batch of all makes."""
     settings, rows = LAYOUTS[layout]
     start = make(kind)
@@ -165,7 +165,7 @@ def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[...
     assert logged[1] == pytest.approx(logged[0], abs=6e-5)
 
 
-def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
+def test_gradient_checkpointing_with_lora(tmp_path: Path) -> None:
     """TRL's own default."""
 
     def run(folder: str, checkpointing: bool) -> list[float]:
@@ -178,7 +178,7 @@ def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
     assert run("with", True) == run("without", False)
 
 
-def test_preferences_against_a_reference_that_the_trainer_loads(kind: str, make: Any, tmp_path: Path) -> None:
+def test_preferences_against_a_reference_that_the_trainer_loads(kind: str, tmp_path: Path) -> None:
     """Without ``ref_model`` it loads the model's folder anew, by the ``auto_map`` of its configuration, or without."""
     make(kind).save_pretrained(tmp_path)
     if kind == "softmax":
@@ -203,7 +203,7 @@ def test_preferences_against_a_reference_that_the_trainer_loads(kind: str, make:
         assert not torch.equal(model.get_parameter(name), start[name]), name
 
 
-def test_texts_that_the_trainer_generates_are_rewarded(kind: str, make: Any, tmp_path: Path) -> None:
+def test_texts_that_the_trainer_generates_are_rewarded(kind: str, tmp_path: Path) -> None:
     """GRPO: the model that generates is the model that is trained, and what is rewarded becomes likelier."""
     folder = tmp_path / "model"
     make(kind).save_pretrained(folder)

@@ -1,44 +1,13 @@
-"""Tiny models with peaked attention, in float64, and explorers of them."""
-
-from collections.abc import Callable
-from typing import Any
+"""Explorers of tiny models, and models of others."""
 
 import pytest
-import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.explorer import Answer, Example, ExploredModel, Explorer, Side, WordVocabulary, image_explorer
 from diff_transformer.nn import DiffAttention, SoftmaxAttention
-from tiny_model import SIZES, sizes_for
+from explored_models import TEXT, WORDS, make, sharpened
+from tiny_model import SIZES
 from tiny_vit import GRID, IMAGES, VisionTransformer
-
-WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
-TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
-
-
-def sharpened(model: Any) -> Any:
-    """The model with weights that make attention uneven, in float64."""
-    torch.manual_seed(17)
-    model = model.double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
-                parameter.normal_().mul_(gain * parameter.shape[1] ** -0.5)
-            elif "lam" in name:
-                parameter.normal_().mul_(0.4)
-            else:
-                parameter.uniform_(0.5, 1.5)
-    return model
-
-
-@pytest.fixture(scope="session")
-def make() -> Callable[..., DiffTransformerForCausalLM]:
-    """(kind, **config) → one of our models."""
-    return lambda kind="diff", **config: sharpened(
-        DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes_for(kind, **{**SIZES, **config})))
-    )
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +21,7 @@ def diffllama() -> DiffLlamaForCausalLM:
 
 
 @pytest.fixture(scope="session")
-def explorer(make: Callable[..., DiffTransformerForCausalLM]) -> Explorer:
+def explorer() -> Explorer:
     """DIFF beside the Transformer, with one example that has an answer."""
     words = WordVocabulary(WORDS)
     return Explorer(

@@ -1,6 +1,5 @@
 """Runs of every kind of model: maps and predictions with the learned λ and with another."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import Trace
+from explored_models import make
 from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
 EVERYTHING = slice(None)
-Make = Callable[..., DiffTransformerForCausalLM]
 
 
 def check_maps(trace: Trace, model: DiffTransformerForCausalLM, tokens: list[int] = TOKENS) -> None:
@@ -44,7 +43,7 @@ def check_predictions(trace: Trace, model: Any, tokens: list[int] = TOKENS, atol
 
 @pytest.mark.parametrize("kind", [*KINDS, "dex"])
 @pytest.mark.parametrize("config", [{}, {"sliding_window": 4}], ids=["causal", "window"])
-def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> None:
+def test_the_learned_lambda(kind: str, config: dict[str, Any]) -> None:
     model = make(kind, **config)
     explored = ExploredModel(model, kind)
     trace = explored.trace(TOKENS)
@@ -60,7 +59,7 @@ def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> No
         torch.testing.assert_close(trace.lambdas, torch.tensor(learned).double().unsqueeze(1).expand(2, explored.heads))
 
 
-def test_signal_heads_share_the_map_of_their_noise_head(make: Make) -> None:
+def test_signal_heads_share_the_map_of_their_noise_head() -> None:
     """Of six heads, 1 to 3 belong to noise head 1 and 4 to 6 to noise head 2, also where one is asked for alone."""
     explored = ExploredModel(make("diff_grouped"), "grouped")
     assert (explored.heads, explored.noise_heads) == (6, 2)
@@ -81,7 +80,7 @@ def test_signal_heads_share_the_map_of_their_noise_head(make: Make) -> None:
 @pytest.mark.parametrize(
     "settings", [LambdaSettings(factor=0.3), LambdaSettings(layers={2: -0.5})], ids=["factor", "layer"]
 )
-def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, settings: LambdaSettings) -> None:
+def test_another_lambda_of_layers_is_what_the_parameters_would_give(settings: LambdaSettings) -> None:
     """λ = exp(0) − exp(0) + λ_init with vectors of zeros, whatever the factor of the norm was made with."""
     trace = ExploredModel(make("diff"), "diff").trace(TOKENS, settings)
     model = make("diff")
@@ -99,7 +98,7 @@ def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, 
 
 @pytest.mark.parametrize("kind", DIFFERENTIAL)
 @pytest.mark.parametrize("implementation", ["diff_attention_reference", "eager", "sdpa"])
-def test_another_lambda_of_one_head(make: Make, kind: str, implementation: str) -> None:
+def test_another_lambda_of_one_head(kind: str, implementation: str) -> None:
     """Whatever attention implementation the model is set to."""
     model, expected = make(kind), make(kind)
     model.set_attn_implementation(implementation)
@@ -118,7 +117,7 @@ def test_another_lambda_of_one_head(make: Make, kind: str, implementation: str) 
     check_predictions(trace, expected, atol=1e-4 if implementation == "eager" else 1e-9)
 
 
-def test_the_learned_lambda_is_back_afterwards(make: Make) -> None:
+def test_the_learned_lambda_is_back_afterwards() -> None:
     """After an error, too."""
     model = make("diff")
     explored = ExploredModel(model, "diff")
@@ -132,7 +131,7 @@ def test_the_learned_lambda_is_back_afterwards(make: Make) -> None:
     assert torch.equal(before.token_losses, explored.trace(TOKENS).token_losses)
 
 
-def test_the_head_whose_lambda_matters_most_is_known(make: Make) -> None:
+def test_the_head_whose_lambda_matters_most_is_known() -> None:
     """Of a model that attends with one head alone, head 3 of layer 2."""
     model = make("diff")
     with torch.no_grad():
@@ -143,7 +142,7 @@ def test_the_head_whose_lambda_matters_most_is_known(make: Make) -> None:
     assert ExploredModel(model, "diff").most_changed_head(TOKENS) == (2, 3)
 
 
-def test_the_text_ends_where_lambda_matters_most(make: Make) -> None:
+def test_the_text_ends_where_lambda_matters_most() -> None:
     model = make("diff", initializer_range=0.5)
     explored = ExploredModel(model, "diff")
     losses = (explored.trace(TOKENS, lambdas).token_losses for lambdas in (LambdaSettings(), LambdaSettings(factor=0)))

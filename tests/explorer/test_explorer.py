@@ -3,7 +3,6 @@
 import base64
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from decoded_maps import decode_maps
 from diff_lab.data import byte_tokenizer
-from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer import attention_maps
 from diff_transformer.explorer import (
     Example,
     ExploredModel,
@@ -20,11 +19,7 @@ from diff_transformer.explorer import (
     TokenizerVocabulary,
     WordVocabulary,
 )
-
-Make = Callable[..., DiffTransformerForCausalLM]
-TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
-TOKENS = [int(word[1:]) for word in TEXT.split()]
-ANSWER = {"query": 10, "begin": 1, "end": 2}
+from explored_models import ANSWER, TEXT, TOKENS, make
 
 
 def probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -43,7 +38,7 @@ def test_what_the_page_reads_first(explorer: Explorer) -> None:
     assert explorer.example({"seed": 2})["title"] == "example 2"
 
 
-def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Make) -> None:
+def test_a_run_with_the_learned_lambda(explorer: Explorer) -> None:
     answer = explorer.run({"text": TEXT})
     assert answer["tokens"] == TOKENS
     assert answer["pieces"] == TEXT.split()
@@ -58,7 +53,7 @@ def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Make) -> None:
     assert "answer_share" not in answer
 
 
-def test_a_run_with_another_lambda(explorer: Explorer, make: Make) -> None:
+def test_a_run_with_another_lambda(explorer: Explorer) -> None:
     question = {"tokens": TOKENS, "lambdas": {"layers": {"1": 0.1}}, "answer": ANSWER, "picture": 8}
     answer = explorer.run(question)
     model = make("diff")
@@ -82,7 +77,7 @@ def test_a_run_with_another_lambda(explorer: Explorer, make: Make) -> None:
     assert json.loads(json.dumps(answer)) == answer
 
 
-def test_the_map_of_a_head(explorer: Explorer, make: Make) -> None:
+def test_the_map_of_a_head(explorer: Explorer) -> None:
     question = {"text": TEXT, "layer": 2, "head": 3}
     maps, _ = decode_maps(explorer.head_map(question))
     expected = attention_maps(make("diff"), torch.tensor([TOKENS]))[1]
@@ -94,7 +89,7 @@ def test_the_map_of_a_head(explorer: Explorer, make: Make) -> None:
     assert single.second is None
 
 
-def test_generation(explorer: Explorer, make: Make) -> None:
+def test_generation(explorer: Explorer) -> None:
     """The most likely token; a drawn one is the same for the same seed."""
     tokens = list(TOKENS)
     for _ in range(3):
@@ -177,7 +172,7 @@ def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
 
 
 @pytest.mark.parametrize("text", ["<script>alert('é')</script>", "a\x00\x07\x1b[31m\u202e", "\U0001f600 ¿", "\ufffd"])
-def test_hostile_text_comes_back_as_it_was(make: Make, text: str) -> None:
+def test_hostile_text_comes_back_as_it_was(text: str) -> None:
     tokenizer = byte_tokenizer()
     model = ExploredModel(make("diff", vocab_size=len(tokenizer)), "bytes")
     answer = Explorer(Side(model, TokenizerVocabulary(tokenizer))).run({"text": text})
@@ -198,7 +193,7 @@ def test_vocabularies() -> None:
         WordVocabulary(["?", "k1"]).encode("key")
 
 
-def test_a_model_that_gives_nan_is_refused_with_a_sentence(make: Make) -> None:
+def test_a_model_that_gives_nan_is_refused_with_a_sentence() -> None:
     model = make("diff")
     with torch.no_grad():
         model.lm_head.weight[3, 2] = torch.nan

@@ -1,20 +1,19 @@
 """The numbers and pictures of heads, against loops over the maps of `attention_maps`; the binary form of maps."""
 
 import base64
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from decoded_maps import decode_maps
-from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer import attention_maps
 from diff_transformer.explorer import Answer, ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import HeadMaps, encode_maps, head_numbers, pictures_of
+from explored_models import make
 from tiny_model import DIFFERENTIAL
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
-Make = Callable[..., DiffTransformerForCausalLM]
 
 
 def pictures(explored: ExploredModel, tokens: list[int], size: int) -> Tensor:
@@ -24,7 +23,7 @@ def pictures(explored: ExploredModel, tokens: list[int], size: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "factor"), [*((kind, 1.0) for kind in DIFFERENTIAL), ("diff", -0.5)])
-def test_numbers_of_heads(make: Make, kind: str, factor: float) -> None:
+def test_numbers_of_heads(kind: str, factor: float) -> None:
     explored = ExploredModel(make(kind), kind)
     trace = explored.trace(TOKENS, LambdaSettings(factor=factor))
     numbers = head_numbers(trace, explored.layers, explored.heads, Answer(10, 3, 5), 32)
@@ -42,7 +41,7 @@ def test_numbers_of_heads(make: Make, kind: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize(("length", "size"), [(12, 32), (41, 16)])
-def test_the_picture_of_a_long_text_has_the_brightest_weight_of_each_pixel(make: Make, length: int, size: int) -> None:
+def test_the_picture_of_a_long_text_has_the_brightest_weight_of_each_pixel(length: int, size: int) -> None:
     """Also where the last pixels have fewer rows and columns."""
     model = make("diff", max_position_embeddings=256)
     tokens = torch.randint(0, 29, (1, length), generator=torch.Generator().manual_seed(3))
@@ -76,7 +75,7 @@ def close(decoded: Tensor | None, maps: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("first_row", [0, 4, 11])
-def test_the_binary_form_of_maps(make: Make, first_row: int) -> None:
+def test_the_binary_form_of_maps(first_row: int) -> None:
     trace = ExploredModel(make("diff_v2"), "v2").trace(TOKENS)
     maps = trace.maps.of(1, slice(2, 3), first_row)
     decoded = round_trip(maps, first_row)

@@ -1,15 +1,13 @@
 """How far a reader has to go from a text to the maps that the page shows."""
 
-from collections.abc import Callable
-
-from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side, WordVocabulary
+from explored_models import make
 from journeys import files_entered
 
 TEXT = "w3 w7 w1 w12"
 
 
-def test_from_a_text_to_the_map_of_a_head(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+def test_from_a_text_to_the_map_of_a_head() -> None:
     words = WordVocabulary([f"w{number}" for number in range(29)])
     explorer = Explorer(Side(ExploredModel(make("diff").float(), "tiny"), words))
     explorer.run({"text": "w1"})  # which builds and loads the kernel

@@ -9,11 +9,11 @@ import torch
 
 import diff_transformer
 from decoded_maps import decode_maps
-from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer import attention_maps
+from explored_models import make
 
 pytest.importorskip("anywidget")
 
-Make = Callable[..., DiffTransformerForCausalLM]
 TEXT = "w3 w7 w1 w12 w7 w9"
 WORDS = [f"w{number}" for number in range(29)]
 
@@ -26,7 +26,7 @@ def opened(model: Any, **settings: Any) -> tuple[Any, list[Any]]:
 
 
 @pytest.fixture
-def asked(make: Make) -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]]:
+def asked() -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]]:
     """(name, question) → what the widget sends back."""
     widget, sent = opened(make("diff"), compare=make("softmax"), answer=(5, 1, 2))
 
@@ -41,7 +41,7 @@ def asked(make: Make) -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]
     return ask
 
 
-def test_it_answers_as_the_server_does(asked: Any, make: Make) -> None:
+def test_it_answers_as_the_server_does(asked: Any) -> None:
     content, buffers = asked("run", {"text": TEXT, "picture": 6})
     assert content["id"] == "7"
     assert content["answer"]["pieces"] == TEXT.split()
@@ -60,7 +60,7 @@ def test_it_refuses_with_a_sentence(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no space"), KeyboardInterrupt()])
-def test_it_answers_whatever_goes_wrong(make: Make, error: BaseException) -> None:
+def test_it_answers_whatever_goes_wrong(error: BaseException) -> None:
     """The page waits for an answer to each question, and asks no other before."""
     model = make("diff")
     widget, sent = opened(model)
@@ -74,14 +74,14 @@ def test_it_answers_whatever_goes_wrong(make: Make, error: BaseException) -> Non
     assert sent == [({"id": "3", "error": f"The explorer failed at this: {type(error).__name__} {error}".rstrip()}, [])]
 
 
-def test_it_says_what_is_not_installed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "diff_transformer.explorer.widget", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'explore needs anywidget, .* pip install "\.\[explore\]"'):
         diff_transformer.explore(make("diff"), WORDS, TEXT)
 
 
-def test_what_explore_refuses(make: Make) -> None:
+def test_what_explore_refuses() -> None:
     with pytest.raises(ValueError, match="subtracts nothing; give it as compare"):
         diff_transformer.explore(make("softmax"), WORDS, TEXT)
     with pytest.raises(ValueError, match="no token 'x'"):

@@ -19,7 +19,7 @@ from diff_lab.data import byte_tokenizer
 from diff_lab.record import Result
 from diff_lab.report.pages import build_run_report
 from diff_lab.results_files import capture_results, write_json
-from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer import attention_maps
 from diff_transformer.explorer import (
     Example,
     ExploredModel,
@@ -30,6 +30,7 @@ from diff_transformer.explorer import (
     explore,
 )
 from diff_transformer.explorer.page import recorded_page
+from explored_models import ANSWER, TEXT, TOKENS, make
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -39,11 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no 
 from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
 from diff_transformer.utils.servers import bound_socket  # noqa: E402
 
-Make = Callable[..., DiffTransformerForCausalLM]
 Serve = Callable[..., str]
-TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
-TOKENS = [int(word[1:]) for word in TEXT.split()]
-ANSWER = {"query": 10, "begin": 1, "end": 2}
 READY = ".explorer[data-ready=true]"
 
 
@@ -163,9 +160,7 @@ def settled(page: Any, check: Callable[[], bool], message: str = "") -> None:
     pytest.fail(message or "the page did not come to show what it should")
 
 
-def test_it_opens_with_the_first_example_and_its_numbers(
-    watch: Watch, address: str, explorer: Explorer, make: Make
-) -> None:
+def test_it_opens_with_the_first_example_and_its_numbers(watch: Watch, address: str, explorer: Explorer) -> None:
     page = watch.open(address)
     expected = explorer.run({"text": TEXT, "answer": ANSWER, "picture": 16})
     assert page.locator("textarea").input_value() == TEXT
@@ -375,7 +370,7 @@ def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Expl
 
 
 @pytest.mark.all
-def test_both_models_write_on_in_step(watch: Watch, address: str, make: Make) -> None:
+def test_both_models_write_on_in_step(watch: Watch, address: str) -> None:
     page = watch.open(address)
     expected = {
         kind: [f"w{token}" for token in make(kind).generate(
@@ -454,7 +449,7 @@ def test_needles_and_refusals(watch: Watch, address: str) -> None:
     watch.wrong.clear()
 
 
-def test_hostile_text_is_shown_as_text(watch: Watch, served: Serve, make: Make) -> None:
+def test_hostile_text_is_shown_as_text(watch: Watch, served: Serve) -> None:
     tokenizer = byte_tokenizer()
     text = "<img src=x onerror=alert(1)>\x00\u202e&é<"
     side = Side(ExploredModel(make("diff", vocab_size=len(tokenizer)), "<b>bytes"), TokenizerVocabulary(tokenizer))
@@ -486,7 +481,7 @@ def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: st
 
 
 @pytest.mark.all
-def test_heads_are_named(watch: Watch, served: Serve, make: Make, llama: Any) -> None:
+def test_heads_are_named(watch: Watch, served: Serve, llama: Any) -> None:
     """Of six signal heads in groups, heads 4 to 6 share the map of noise head 2."""
     page = watch.open(served(explorer_of(make("diff_v2"), llama)))
     title = page.locator("#head-title").inner_text()
@@ -502,7 +497,7 @@ def test_heads_are_named(watch: Watch, served: Serve, make: Make, llama: Any) ->
     assert "signal head 3 of noise head 1" in str(page.locator('[data-head="1.3"]').first.get_attribute("title"))
 
 
-def test_the_saved_page_works_without_a_server(watch: Watch, explorer: Explorer, saved: Path, make: Make) -> None:
+def test_the_saved_page_works_without_a_server(watch: Watch, explorer: Explorer, saved: Path) -> None:
     page = watch.open(saved.as_uri())
     page.locator('[data-head="2.3"]').first.click()
     page.fill("#lambda-factor", "0.35")
@@ -543,7 +538,7 @@ def test_a_saved_page_knows_what_one_moved_lambda_predicts(
 
 
 @pytest.mark.all
-def test_both_models_write_on_in_a_saved_page(watch: Watch, explorer: Explorer, saved: Path, make: Make) -> None:
+def test_both_models_write_on_in_a_saved_page(watch: Watch, explorer: Explorer, saved: Path) -> None:
     page = watch.open(saved.as_uri())
     step = page.get_by_role("button", name="Step")
     for count in (12, 13):
@@ -576,7 +571,7 @@ def test_both_models_write_on_in_a_saved_page(watch: Watch, explorer: Explorer, 
 
 
 @pytest.mark.all
-def test_one_page_leads_to_every_pair_of_models(watch: Watch, served: Serve, explorer: Explorer, make: Make) -> None:
+def test_one_page_leads_to_every_pair_of_models(watch: Watch, served: Serve, explorer: Explorer) -> None:
     page = watch.open(served({"first": explorer, "second": explorer_of(make("diff_v2"), text="w1 w2")}))
     assert page.locator(".pairs [aria-current=page]").inner_text() == "first"
     page.get_by_role("link", name="second").click()
@@ -648,7 +643,7 @@ def test_answers_that_come_late_belong_to_the_text_that_was_asked_for(watch: Wat
 
 
 @pytest.mark.all
-def test_no_numbers_of_another_text_stay_beside_a_new_one(watch: Watch, served: Serve, make: Make) -> None:
+def test_no_numbers_of_another_text_stay_beside_a_new_one(watch: Watch, served: Serve) -> None:
     """Where the model on the right refuses what the one on the left takes; and where nothing is written."""
     explorer = explorer_of(make("diff").float(), make("softmax", max_position_embeddings=12).float())
     page = watch.open(served(explorer))
@@ -702,7 +697,7 @@ def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Exp
 
 
 @pytest.mark.all
-def test_the_widget_of_a_notebook(watch: Watch, tmp_path: Path, make: Make, explorer: Explorer) -> None:
+def test_the_widget_of_a_notebook(watch: Watch, tmp_path: Path, explorer: Explorer) -> None:
     """In a page that does what anywidget does: it hands over the code, the state and messages with buffers."""
     pytest.importorskip("anywidget")
     widget = explore(make("diff"), [f"w{number}" for number in range(29)], TEXT, compare=make("softmax"))

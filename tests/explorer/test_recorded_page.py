@@ -9,9 +9,7 @@ import pytest
 
 from decoded_maps import decode_maps
 from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, page
-
-TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
-ANSWER = {"query": 10, "begin": 1, "end": 2}
+from explored_models import ANSWER, TEXT, make
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def test_heads_of_a_model_with_many_are_not_moved_one_by_one(
     assert recorded["right"]["moved"] == {}
 
 
-def test_what_it_refuses(explorer: Explorer, make: Any) -> None:
+def test_what_it_refuses(explorer: Explorer) -> None:
     with pytest.raises(ValueError, match="A page needs a text"):
         page.recorded_page(Explorer(explorer.sides["left"]))
     side = Side(ExploredModel(make("diff", max_position_embeddings=1600), "long"), explorer.sides["left"].vocabulary)

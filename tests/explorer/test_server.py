@@ -6,7 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from decoded_maps import decode_maps
-from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
 from diff_transformer.utils.servers import bound_socket
-
-Make = Callable[..., DiffTransformerForCausalLM]
-TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
+from explored_models import TEXT, make
 
 
 @contextmanager
@@ -97,7 +94,7 @@ def test_the_page_and_its_questions(server: ExplorerServer, explorer: Explorer) 
     assert decode_maps(body)[0].first.shape == (1, 11, 11)
 
 
-def test_several_pairs_of_models_have_a_page_each(explorer: Explorer, make: Make) -> None:
+def test_several_pairs_of_models_have_a_page_each(explorer: Explorer) -> None:
     """Under the same token; each page has the addresses of all."""
     other = Explorer(Side(ExploredModel(make("diff_v2"), "tiny-v2"), explorer.sides["left"].vocabulary))
     with serving(explorer, others={"second": other}) as server:

@@ -15,7 +15,8 @@ from transformers.masking_utils import sdpa_mask
 from diff_lab.train.plan import multiplied_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.ops.attention_request import Request
-from tiny_model import COMPUTES_IN, OPTIONS, PAIRED, sizes_for
+from tiny_model import COMPUTES_IN, OPTIONS, PAIRED, make, sizes_for, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -38,7 +39,7 @@ def expect_runs(ran: Counter[str], implementation: str, kind: str) -> None:
     ran.clear()
 
 
-def test_switching_a_live_model(kind: str, make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
+def test_switching_a_live_model(kind: str, ran: Counter[str]) -> None:
     model, inputs = make(kind), tokens()
     assert model.config._attn_implementation == "diff_attention"  # by default
     with torch.no_grad():
@@ -79,7 +80,7 @@ CALL = {
 }
 
 
-def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]], check: Any) -> None:
+def test_one_call_for_each_layer(kind: str, calls: list[dict[str, Any]]) -> None:
     """What Llama's layer would ask for: any kernel, cache or server that answers that call runs ours."""
     model, inputs = make(kind), tokens()
     expected = model(inputs).logits
@@ -105,18 +106,14 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
             assert call["query"][:, noise, :, 4:].all()
 
 
-def test_the_window_reaches_kernels_that_take_no_mask(
-    kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]]
-) -> None:
+def test_the_window_reaches_kernels_that_take_no_mask(kind: str, calls: list[dict[str, Any]]) -> None:
     model = make(kind, sliding_window=4, layer_types=["full_attention", "sliding_attention"])
     model.set_attn_implementation("spy")
     model(tokens())
     assert [call["kwargs"]["sliding_window"] for call in calls] == [None, 4]
 
 
-def test_our_own_operator_gets_views_of_what_the_projection_made(
-    make: Any, tokens: Any, requests: list[Request]
-) -> None:
+def test_our_own_operator_gets_views_of_what_the_projection_made(requests: list[Request]) -> None:
     """No zeros, no copies: the values in their projection's memory, nothing beside queries and keys in theirs."""
     model, values = make("diff"), list[Tensor]()
     model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda _, __, output: values.append(output))
@@ -129,7 +126,7 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
         assert not x.is_contiguous()  # a copy would be
 
 
-def test_generation_and_saving_with_every_option(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_generation_and_saving_with_every_option(kind: str, tmp_path: Path) -> None:
     model = make(kind, torch.float32, **OPTIONS)
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     prompt = tokens(1, 5)
@@ -149,7 +146,7 @@ def test_the_weights_of_the_gate_are_counted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_sdpa", "sdpa", "eager"])
-def test_dropout_in_training_alone(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+def test_dropout_in_training_alone(kind: str, implementation: str) -> None:
     """Of whole rows and of packed documents, which our own implementation reads one by one."""
     plain, inputs = make(kind, torch.float32), tokens(1, 9)
     model = make(kind, torch.float32, attn_implementation=implementation, attention_dropout=0.5)
@@ -169,7 +166,7 @@ def test_dropout_in_training_alone(kind: str, implementation: str, make: Any, to
 
 
 @pytest.mark.parametrize("kind", ["diff", "diff_v2"])
-def test_an_implementation_that_drops_nothing_refuses_it(kind: str, make: Any, tokens: Any) -> None:
+def test_an_implementation_that_drops_nothing_refuses_it(kind: str) -> None:
     model = make(kind, torch.float32, attn_implementation="diff_attention_blockwise", attention_dropout=0.5)
     model(tokens())
     with pytest.raises(ValueError, match="'blockwise' cannot run this request: it drops no attention weights"):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
-from tiny_model import CACHES, COMPUTES_IN
+from tiny_model import CACHES, COMPUTES_IN, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -23,7 +24,7 @@ def windowed(length: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("types", [None, ("full_attention", "sliding_attention")], ids=["every layer", "one layer"])
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "sdpa", "eager"])
-def test_sliding_window(kind: str, implementation: str, types: Any, make: Any, tokens: Any, check: Any) -> None:
+def test_sliding_window(kind: str, implementation: str, types: Any) -> None:
     """What a mask of the window gives, without a cache, and in chunks through caches that forget."""
     options = {"attn_implementation": implementation} | ({} if types is None else {"layer_types": list(types)})
     model, inputs = make(kind, sliding_window=WINDOW, **options), tokens(length=13)
@@ -45,7 +46,7 @@ def test_sliding_window(kind: str, implementation: str, types: Any, make: Any, t
 
 
 @pytest.mark.parametrize("cache_name", CACHES)
-def test_sliding_window_of_a_padded_batch(kind: str, cache_name: str, make: Any, tokens: Any, check: Any) -> None:
+def test_sliding_window_of_a_padded_batch(kind: str, cache_name: str) -> None:
     """Rows padded on the left, decoded token by token past the window, equal the rows alone."""
     model, rows = make(kind, sliding_window=WINDOW), [tokens(1, n) for n in (11, 7)]
     batch = torch.cat([torch.nn.functional.pad(row, (11 - row.shape[1], 0)) for row in rows])
@@ -64,7 +65,7 @@ def test_sliding_window_of_a_padded_batch(kind: str, cache_name: str, make: Any,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cache", ["offloaded", "offloaded_static"])
-def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> None:
+def test_offloaded_from_a_gpu(kind: str, cache: str) -> None:
     model, inputs = make(kind, torch.float32).cuda(), tokens().cuda()
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(inputs)}
     settings["disable_compile"] = True
@@ -73,7 +74,7 @@ def test_offloaded_from_a_gpu(kind: str, cache: str, make: Any, tokens: Any) -> 
 
 
 @pytest.mark.parametrize("cache_name", CACHES)
-def test_operations_on_a_cache(kind: str, cache_name: str, make: Any, tokens: Any, check: Any) -> None:
+def test_operations_on_a_cache(kind: str, cache_name: str) -> None:
     """Reordered as beams are, and filled anew; a dynamic one is also cut back, repeated and chosen from."""
     model, inputs = make(kind), tokens()
     order = torch.tensor([1, 0])
@@ -95,9 +96,7 @@ def test_operations_on_a_cache(kind: str, cache_name: str, make: Any, tokens: An
         check(model(inputs[[1, 1, 1], 7:], past_key_values=cache).logits, expected[[1, 1, 1], 7:])
 
 
-def test_a_window_is_no_mask_where_a_sequence_begins(
-    kind: str, make: Any, tokens: Any, check: Any, requests: list[Request]
-) -> None:
+def test_a_window_is_no_mask_where_a_sequence_begins(kind: str, requests: list[Request]) -> None:
     """The operator hides what the window leaves behind; torch's attention, which cannot, gets a mask of N × N."""
     model, inputs = make(kind, sliding_window=WINDOW), tokens(length=13)
     with torch.no_grad():

@@ -1,7 +1,6 @@
 """torch.compile(fullgraph=True) of the model, forward and backward."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,8 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig
 
 from full_run import short_run
-from tiny_model import KINDS
+from tiny_model import KINDS, make, tokens
+from tiny_model import check_rounding as check
 
 each_kind = pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 
@@ -27,7 +27,7 @@ def _cold() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 @each_kind
 @pytest.mark.parametrize("given", short_run(["nothing", "a mask", "chunked_loss"], ["a mask"]))
-def test_forward_and_backward(given: str, kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_forward_and_backward(given: str, kind: str) -> None:
     model, inputs = make(kind, num_hidden_layers=1), tokens()
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
@@ -46,7 +46,7 @@ def test_forward_and_backward(given: str, kind: str, make: Any, tokens: Any, che
 
 
 @each_kind
-def test_generate_compiles_one_step(kind: str, make: Any, tokens: Any) -> None:
+def test_generate_compiles_one_step(kind: str) -> None:
     """As ``generate`` does on a GPU by itself: the same text, one graph, also for a second and shorter text."""
     model, inputs = make(kind, num_hidden_layers=1), tokens(batch=3)
     mask = torch.ones_like(inputs)

@@ -14,7 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from diff_transformer.model import modeling
-from tiny_model import NOT_LATENT, PAIRED, kinds
+from tiny_model import NOT_LATENT, PAIRED, kinds, make
 
 READS_THE_CACHE_VIEW = modeling._reads_the_cache_view()
 pytestmark = pytest.mark.skipif(
@@ -71,7 +71,7 @@ def generated_in_batch(model: Any, prompts: Any = PROMPTS, page_size: int = 4, *
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "eager"])
-def test_the_tokens_are_those_of_generate(kind: str, implementation: str, make: Any) -> None:
+def test_the_tokens_are_those_of_generate(kind: str, implementation: str) -> None:
     """More requests than fit."""
     model, (_, expected) = make(kind, attn_implementation=implementation), shared_model(kind, make)
     assert len({tuple(tokens) for tokens in expected}) > 3
@@ -80,7 +80,7 @@ def test_the_tokens_are_those_of_generate(kind: str, implementation: str, make: 
     assert generated_alone(model, PROMPTS[:1]) == expected[:1]
 
 
-def test_requests_that_begin_alike_share_pages(kind: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_begin_alike_share_pages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []  # how many tokens of each request were found in the cache
     search = PagedAttentionCache.search_prefix_match
 
@@ -94,21 +94,19 @@ def test_requests_that_begin_alike_share_pages(kind: str, make: Any, monkeypatch
     assert max(lengths) >= 8  # two pages or more of the first request serve a later one
 
 
-def test_layers_with_a_window(kind: str, make: Any) -> None:
+def test_layers_with_a_window(kind: str) -> None:
     model = make(kind, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
     expected = generated_alone(model)
     assert expected != shared_model(kind, make)[1]
     assert generated_in_batch(model) == expected
 
 
-def test_a_cache_of_latents_is_not_paged(make: Any) -> None:
+def test_a_cache_of_latents_is_not_paged() -> None:
     with pytest.raises(NotImplementedError, match=r"keys and values of one width, .* 'gdla' does not cache\.$"):
         generated_in_batch(make("gdla"))
 
 
-def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
-    kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Transformer and V2 cache what their configuration says, so they run there as well."""
     monkeypatch.setattr(modeling, "_reads_the_cache_view", lambda: False)
     model, expected = shared_model(kind, make)

@@ -21,7 +21,8 @@ from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import attends_by_document, modeling
 from diff_transformer.model.interface_attention import attend_by_document
-from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT
+from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, make
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -90,7 +91,7 @@ def masks_made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_loss_and_gradients_are_those_of_the_documents_alone(
-    kind: str, window: str, make: Any, check: Any, masks_made: list[Any], ran: Counter[str]
+    kind: str, window: str, masks_made: list[Any], ran: Counter[str]
 ) -> None:
     """Flattened, without a mask; and as the batch of rows with one, which the first must not be worse than."""
     batch, config = batch_of(), WINDOWS[window]
@@ -111,7 +112,7 @@ def test_loss_and_gradients_are_those_of_the_documents_alone(
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", *flash_stand_in.NAMES])
 def test_other_implementations_read_them_as_in_transformers(
-    kind: str, implementation: str, make: Any, check: Any, masks_made: list[Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, implementation: str, masks_made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FlashAttention from the arguments, the others from the positions, also where only the arguments tell them."""
     if kind not in NOT_LATENT and implementation in flash_stand_in.NAMES:
@@ -131,7 +132,7 @@ def test_other_implementations_read_them_as_in_transformers(
             assert len(masks_made) == 1
 
 
-def test_a_collator_of_transformers(kind: str, make: Any, check: Any, masks_made: list[Any]) -> None:
+def test_a_collator_of_transformers(kind: str, masks_made: list[Any]) -> None:
     """Its batch as it is, also without positions; in evaluation, where a cache is asked for unless told otherwise."""
     parts = [torch.randint(1, 29, (1, n)) for n in (5, 1, 6)]
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
@@ -148,9 +149,7 @@ def test_a_collator_of_transformers(kind: str, make: Any, check: Any, masks_made
 
 
 @pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])
-def test_a_kernel_for_several_lengths(
-    window: int | None, is_causal: bool, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_for_several_lengths(window: int | None, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's kernel on the GPU is asked for, answered by the stand-in for FlashAttention."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     signature = inspect.signature(varlen.varlen_attn)
@@ -182,7 +181,7 @@ def test_a_kernel_for_several_lengths(
 
 
 @pytest.mark.parametrize("window", [3, 150])
-def test_a_window_in_a_long_document(window: int, check: Any) -> None:
+def test_a_window_in_a_long_document(window: int) -> None:
     """Longer than the queries that look through a window together: the mask of the whole says the same."""
     module = torch.nn.Module()
     query, key, value = (torch.randn(1, 2, 403, 8, dtype=torch.float64) for _ in range(3))
@@ -215,7 +214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_makes_no_sense(case: str, make: Any) -> None:
+def test_what_makes_no_sense(case: str) -> None:
     changes, message = REFUSED[case]
     arguments = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": ends(0, 4, 9)} | changes
     with pytest.raises((ValueError, TypeError), match=message) as error:

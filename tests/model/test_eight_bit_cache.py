@@ -11,6 +11,7 @@ from diff_transformer.model.cache import DiffCache
 from diff_transformer.ops import packed
 from diff_transformer.ops.cpu import cpu_backend
 from diff_transformer.ops.packed import pack, unpack
+from tiny_model import make, tokens
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -21,9 +22,7 @@ NEAR = {"rtol": 1e-3, "atol": 1e-3}
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("window", [None, 5])
-def test_all_read_the_same_numbers(
-    kind: str, window: int | None, options: dict[str, Any], make: Any, tokens: Any
-) -> None:
+def test_all_read_the_same_numbers(kind: str, window: int | None, options: dict[str, Any]) -> None:
     """A padded batch: the kernel, which reads the rows, and implementations for which they are unpacked."""
     settings: dict[str, Any] = {"cache_implementation": "quantized", "max_new_tokens": 8, "do_sample": False}
     settings |= {"pad_token_id": 0, "output_logits": True, "return_dict_in_generate": True}
@@ -41,7 +40,7 @@ def test_all_read_the_same_numbers(
 
 
 @torch.no_grad()
-def test_operations_on_a_cache(kind: str, make: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_on_a_cache(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reordered, cut back, chosen from and repeated; the kernel is what reads it then."""
     model, inputs, order = make(kind, **ONE), tokens(), torch.tensor([1, 0])
     expected, cache = DiffCache(model.config, bits=8), DiffCache(model.config, bits=8)
@@ -60,7 +59,7 @@ def test_operations_on_a_cache(kind: str, make: Any, tokens: Any, monkeypatch: p
 
 
 @torch.no_grad()
-def test_latents_are_rounded_too(make: Any, tokens: Any) -> None:
+def test_latents_are_rounded_too() -> None:
     """They are never read as rows, and there are no values beside them."""
     inputs, given = tokens(), []
     for implementation in ("diff_attention", "sdpa"):
@@ -93,7 +92,7 @@ def test_gradients_pass_the_tokens_of_the_call() -> None:
         DiffCache(bits=4)
 
 
-def test_others_take_it_and_theirs_stays(make: Any, tokens: Any) -> None:
+def test_others_take_it_and_theirs_stays() -> None:
     """Another model of transformers reads it by numbers; one of transformers' is made where its settings are given."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     llama, inputs = LlamaForCausalLM(LlamaConfig(vocab_size=29, **sizes)).eval(), tokens()

@@ -33,7 +33,8 @@ from diff_transformer import (
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
-from tiny_model import COMPUTES_IN, SIZES, sizes_for
+from tiny_model import COMPUTES_IN, SIZES, make, sizes_for, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -41,18 +42,13 @@ IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention
 Gradients = dict[str, Tensor]
 
 
-@pytest.fixture
-def encoder(make: Any) -> Callable[..., DiffTransformerForMaskedLM]:
-    """(kind, dtype=float64, **config) → the encoder with the weights of ``make``'s causal model."""
-
-    def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
-        causal = make(kind, dtype, **config)
-        settings = {**sizes_for(kind, **config), "attention_type": kind, "is_causal": False}
-        model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
-        model.load_state_dict(causal.state_dict())
-        return model
-
-    return encoder
+def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
+    """The encoder with the weights of ``make``'s causal model."""
+    causal = make(kind, dtype, **config)
+    settings = {**sizes_for(kind, **config), "attention_type": kind, "is_causal": False}
+    model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
+    model.load_state_dict(causal.state_dict())
+    return model
 
 
 def unmasked(model: DiffTransformerForCausalLM, tokens: Tensor) -> Tensor:
@@ -76,9 +72,7 @@ def check_gradients(check: Callable[..., None], answer: Gradients, truth: Gradie
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_sees_everything(
-    kind: str, implementation: str, make: Any, encoder: Any, tokens: Any, check: Any, ran: Counter[str]
-) -> None:
+def test_sees_everything(kind: str, implementation: str, ran: Counter[str]) -> None:
     """Logits and every gradient, in float64, with one call of attention in each layer."""
     truth, inputs = make(kind, attn_implementation="diff_attention_reference"), tokens()
     model = encoder(kind, attn_implementation=implementation)
@@ -98,7 +92,7 @@ def test_sees_everything(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_padding(kind: str, implementation: str, side: str, encoder: Any, tokens: Any, check: Any) -> None:
+def test_padding(kind: str, implementation: str, side: str) -> None:
     """A padded text gives what it gives alone; what stands at padding does not matter."""
     dtype = COMPUTES_IN.get(implementation, torch.float64)
     model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens()
@@ -116,9 +110,7 @@ def test_padding(kind: str, implementation: str, side: str, encoder: Any, tokens
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_documents_of_a_row_do_not_see_each_other(
-    kind: str, implementation: str, encoder: Any, tokens: Any, check: Any
-) -> None:
+def test_documents_of_a_row_do_not_see_each_other(kind: str, implementation: str) -> None:
     """By positions, and by transformers' names for packed documents; logits and gradients."""
     dtype = COMPUTES_IN.get(implementation, torch.float64)
     model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens(2, 9)
@@ -139,7 +131,7 @@ def test_documents_of_a_row_do_not_see_each_other(
         check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
 
 
-def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any, tokens: Any, check: Any) -> None:
+def test_the_loss_is_that_of_masked_tokens(kind: str) -> None:
     """Nothing is shifted; in chunks without logits it is the same, with the same gradients."""
     model, inputs = encoder(kind), tokens()
     labels = torch.full_like(inputs, -100)
@@ -159,7 +151,7 @@ def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any, tokens: Any,
         model(inputs, chunked_loss=True)
 
 
-def test_what_an_encoder_has_not_is_refused(encoder: Any, tokens: Any) -> None:
+def test_what_an_encoder_has_not_is_refused() -> None:
     model = encoder("diff")
     with pytest.raises(ValueError, match=r"takes no past_key_values, got a DynamicCache"):
         model.model(tokens(), past_key_values=DynamicCache(config=model.config))
@@ -180,7 +172,7 @@ def test_what_an_encoder_has_not_is_refused(encoder: Any, tokens: Any) -> None:
         DiffTransformerForMaskedLM(config)
 
 
-def test_saved_and_loaded(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     """A causal model's folder makes an encoder, whose own folder names the class that loads it."""
     causal, inputs = make(kind, torch.float32), tokens()
     causal.save_pretrained(tmp_path / "causal")
@@ -227,7 +219,7 @@ def test_pooling() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_embeddings(kind: str, side: str, make: Any, encoder: Any, tokens: Any, check: Any) -> None:
+def test_embeddings(kind: str, side: str) -> None:
     """Padding on either side leaves them alone; an encoder's are means, a causal model's the last token's."""
     inputs, model = tokens(), encoder(kind)
     sides = (3, 0) if side == "left" else (0, 3)
@@ -246,7 +238,7 @@ def test_embeddings(kind: str, side: str, make: Any, encoder: Any, tokens: Any, 
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens: Any, check: Any) -> None:
+def test_a_classifier_takes_the_mean(kind: str, side: str) -> None:
     """Of the tokens that the mask shows, without a padding token in the configuration; losses are the usual ones."""
     language_model, inputs = encoder(kind, num_labels=3), tokens()
     model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
@@ -263,7 +255,7 @@ def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_a_causal_classifier_takes_the_last_token(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_a_causal_classifier_takes_the_last_token(kind: str) -> None:
     """The last that is no padding, wherever the padding stands; the loss is the cross-entropy."""
     language_model, inputs = make(kind, num_labels=3, pad_token_id=0), tokens()
     model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
@@ -293,7 +285,7 @@ HEADS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_head_from_a_language_model(head: str, kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+def test_a_head_from_a_language_model(head: str, kind: str, tmp_path: Path) -> None:
     """Its base model is taken over and the new head is initialised; saved and loaded, it is the same model again."""
     language_model, inputs = make(kind, torch.float32, num_labels=3, pad_token_id=0), tokens()
     language_model.save_pretrained(tmp_path)

@@ -19,7 +19,8 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import FORMS, name_of_form
+from tiny_model import FORMS, make, name_of_form
+from tiny_model import check_rounding as check
 
 # lab/tests/train/test_distributed.py trains with FSDP2 in `make test`.
 pytestmark = pytest.mark.all
@@ -83,7 +84,7 @@ def on_a_rank() -> None:
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which both ranks have written what they found."""
     folder = tmp_path_factory.mktemp("ranks")
     for form in FORMS:
@@ -93,7 +94,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
 
 
 @pytest.mark.parametrize("sharding", ["accelerate", "transformers"])
-def test_two_ranks_give_what_one_process_gives(sharding: str, kind: str, spread: Path, make: Any, check: Any) -> None:
+def test_two_ranks_give_what_one_process_gives(sharding: str, kind: str, spread: Path) -> None:
     """The mean of the ranks' losses, and every gradient: λ's, the headwise norm's and the embedding's among them."""
     if sharding == "transformers" and not HAS_PLAN:
         pytest.skip("this release of transformers has no FSDP plans")

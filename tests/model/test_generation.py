@@ -11,16 +11,15 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import CACHES
+from tiny_model import CACHES, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize("cache_name", CACHES)
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
-def test_chunks_of_a_padded_batch(
-    kind: str, implementation: str, cache_name: str, make: Any, tokens: Any, check: Any
-) -> None:
+def test_chunks_of_a_padded_batch(kind: str, implementation: str, cache_name: str) -> None:
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
@@ -56,7 +55,7 @@ STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
-def test_greedy(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_greedy(kind: str, implementation: str) -> None:
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     expected = greedily(model, inputs)
     assert len(expected[:, 9:].unique()) > 5  # no text of one token
@@ -65,7 +64,7 @@ def test_greedy(kind: str, implementation: str, make: Any, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
-def test_beams(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_beams(kind: str, options: dict[str, Any]) -> None:
     """The cache is reordered between beams: with one it finds what it finds without."""
     model, inputs = make(kind), tokens()
     expected = generate(model, inputs, num_beams=4, use_cache=False)
@@ -74,7 +73,7 @@ def test_beams(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> No
 
 
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
-def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any]) -> None:
     model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]
     batch = torch.cat([torch.cat((torch.zeros(1, 9 - row.shape[1], dtype=torch.long), row), 1) for row in rows])
     batched = generate(model, batch, attention_mask=(batch != 0).long(), **options)
@@ -82,7 +81,7 @@ def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any]
         assert torch.equal(text[9:], generate(model, row, **options)[0, row.shape[1] :])
 
 
-def test_going_on_from_a_cache(kind: str, make: Any, tokens: Any) -> None:
+def test_going_on_from_a_cache(kind: str) -> None:
     """A second call of generate, with the cache of the first."""
     model, inputs = make(kind), tokens()
     expected, cache = greedily(model, inputs), DynamicCache(config=model.config)
@@ -91,7 +90,7 @@ def test_going_on_from_a_cache(kind: str, make: Any, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
-def test_prompt_given_as_embeddings(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_prompt_given_as_embeddings(kind: str, options: dict[str, Any]) -> None:
     model, inputs = make(kind), tokens()
     embeds = model.get_input_embeddings()(inputs)
     settings = {"attention_mask": torch.ones_like(inputs), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
@@ -101,7 +100,7 @@ def test_prompt_given_as_embeddings(kind: str, options: dict[str, Any], make: An
 
 @pytest.mark.parametrize("helper", ["itself", "another", "the prompt", "its first layer"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 5}], ids=["full", "sliding"])
-def test_speculative_decoding(kind: str, helper: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_speculative_decoding(kind: str, helper: str, options: dict[str, Any]) -> None:
     """Whoever drafts, the text is the greedy one: rejected drafts are cut off the cache again."""
     model, inputs = make(kind, **options), tokens(batch=1)
     expected = greedily(model, inputs)

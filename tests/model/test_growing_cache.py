@@ -1,7 +1,6 @@
 """A cache that grows in place: a DynamicCache's tokens and logits, bit by bit, without copying a token twice."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from transformers import DynamicCache
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.cache import DiffCache
 from diff_transformer.ops import backends
-from tiny_model import DIFFERENTIAL
+from tiny_model import DIFFERENTIAL, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -39,7 +39,7 @@ def both(model: DiffTransformerForCausalLM, inputs: Tensor, **options: Any) -> t
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
 @pytest.mark.parametrize("window", [None, 5])
 def test_generate_has_the_bits_of_a_dynamic_cache(
-    kind: str, dtype: torch.dtype, implementation: str, window: int | None, make: Any, tokens: Any
+    kind: str, dtype: torch.dtype, implementation: str, window: int | None
 ) -> None:
     model = make(kind, dtype, attn_implementation=implementation, sliding_window=window)
     own, expected = both(model, tokens())
@@ -60,7 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_other_ways_to_generate(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+def test_other_ways_to_generate(kind: str, options: dict[str, Any]) -> None:
     model, inputs, sequences = make(kind, torch.float32), tokens(), []
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
@@ -70,7 +70,7 @@ def test_other_ways_to_generate(kind: str, options: dict[str, Any], make: Any, t
     assert torch.equal(*sequences)
 
 
-def test_a_text_is_gone_on_with(make: Any, tokens: Any) -> None:
+def test_a_text_is_gone_on_with() -> None:
     """Two texts from one beginning: by a deep copy, as transformers' documentation has it, or by cropping."""
     model, inputs = make("diff", torch.float32), tokens(1)
     own, expected = both(model, inputs, max_new_tokens=4)
@@ -86,13 +86,13 @@ def test_a_text_is_gone_on_with(make: Any, tokens: Any) -> None:
 
 @pytest.mark.parametrize("draft", [{"prompt_lookup_num_tokens": 3, "eos_token_id": 29}, {"assistant_early_exit": 1}])
 @pytest.mark.parametrize("window", [None, 5])
-def test_drafts(kind: str, draft: dict[str, Any], window: int | None, make: Any, tokens: Any) -> None:
+def test_drafts(kind: str, draft: dict[str, Any], window: int | None) -> None:
     own, expected = both(make(kind, sliding_window=window), tokens(1), **draft)
     assert torch.equal(own.sequences, expected.sequences)
 
 
 @pytest.mark.parametrize("implementation", ["offloaded", "static"])
-def test_another_implementation_stays(implementation: str, make: Any, tokens: Any) -> None:
+def test_another_implementation_stays(implementation: str) -> None:
     model, inputs = make(), tokens()
     if implementation == "offloaded" and not torch.accelerator.is_available():
         pytest.skip("an offloaded cache needs an accelerator")
@@ -101,14 +101,9 @@ def test_another_implementation_stays(implementation: str, make: Any, tokens: An
     assert not isinstance(made, DiffCache)
 
 
-@pytest.fixture
-def update() -> Callable[..., tuple[Tensor, Tensor]]:
-    """(cache, tokens) → the cache's keys and values after so many random tokens more."""
-
-    def update(cache: DiffCache, count: int, batch: int = 2) -> tuple[Tensor, Tensor]:
-        return cache.update(torch.randn(batch, 3, count, 8), torch.randn(batch, 3, count, 8), 0)
-
-    return update
+def update(cache: Any, count: int, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """The cache's keys and values after so many random tokens more."""
+    return cache.update(torch.randn(batch, 3, count, 8), torch.randn(batch, 3, count, 8), 0)
 
 
 def memory_of(cache: DiffCache) -> tuple[int, int]:
@@ -119,7 +114,7 @@ def memory_of(cache: DiffCache) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def test_memory_doubles_and_is_exact_where_the_length_is_known(update: Any) -> None:
+def test_memory_doubles_and_is_exact_where_the_length_is_known() -> None:
     cache, sizes = DiffCache(), []
     for count in (7, *[1] * 100):
         keys, _ = update(cache, count)
@@ -136,7 +131,7 @@ def test_memory_doubles_and_is_exact_where_the_length_is_known(update: Any) -> N
 
 
 @torch.no_grad()
-def test_a_window_slides_through_memory_twice_as_wide(make: Any, update: Any) -> None:
+def test_a_window_slides_through_memory_twice_as_wide() -> None:
     cache = DiffCache(make(sliding_window=6).config)
     seen, moves = [], set()
     for count in (3, *[1] * 40):
@@ -151,7 +146,7 @@ def test_a_window_slides_through_memory_twice_as_wide(make: Any, update: Any) ->
 
 
 @torch.no_grad()
-def test_what_changes_rows_or_length_writes_to_no_other_memory(update: Any) -> None:
+def test_what_changes_rows_or_length_writes_to_no_other_memory() -> None:
     cache, other = DiffCache(), DynamicCache()
     for operation in (
         lambda cache: cache.crop(-3),
@@ -172,7 +167,7 @@ def test_what_changes_rows_or_length_writes_to_no_other_memory(update: Any) -> N
         assert torch.equal(cache.layers[0].values, other.layers[0].values)
 
 
-def test_beams_keep_their_memory(update: Any) -> None:
+def test_beams_keep_their_memory() -> None:
     cache = DiffCache(expected_length=20)
     with torch.no_grad():
         update(cache, 10)
@@ -184,7 +179,7 @@ def test_beams_keep_their_memory(update: Any) -> None:
     assert memory_of(cache) == before
 
 
-def test_inference_mode_and_gradients_take_turns(update: Any) -> None:
+def test_inference_mode_and_gradients_take_turns() -> None:
     cache = DiffCache()
     with torch.inference_mode():
         update(cache, 3)
@@ -202,7 +197,7 @@ def test_inference_mode_and_gradients_take_turns(update: Any) -> None:
     assert torch.equal(cache.layers[0].keys[:, :, :-1], keys)
 
 
-def test_gradients_pass_through_it(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_gradients_pass_through_it(kind: str) -> None:
     model, inputs = make(kind), tokens()
     gradients = []
     for cache in (None, DiffCache(model.config)):
@@ -215,7 +210,7 @@ def test_gradients_pass_through_it(kind: str, make: Any, tokens: Any, check: Any
 @pytest.mark.all
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
-def test_compiled(make: Any, tokens: Any, check: Any) -> None:
+def test_compiled() -> None:
     """The graph concatenates: it takes a cache that has grown in place, and what it leaves grows on."""
     torch._dynamo.reset()
     model, inputs = make("diff", num_hidden_layers=1), tokens(length=12)
@@ -228,9 +223,7 @@ def test_compiled(make: Any, tokens: Any, check: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", DIFFERENTIAL)
-def test_the_kernel_reads_the_views(
-    form: str, dtype: torch.dtype, make: Any, tokens: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_reads_the_views(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding is answered by the kernel's fast path, whose keys and values are the memory itself."""
     kernel, given = backends._BACKENDS["cpu"], []
 

@@ -11,7 +11,7 @@ from transformers import StaticCache
 
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
-from tiny_model import DIFFERENTIAL
+from tiny_model import DIFFERENTIAL, make, tokens
 
 # What triton's interpreter has numpy compute of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -38,7 +38,7 @@ def memory(model: nn.Module, mask: Tensor, value: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("backend", short_run(BACKENDS, set(BACKENDS) - {"triton"}))
 @pytest.mark.parametrize("kind", DIFFERENTIAL)
-def test_free_slots_of_a_static_cache(kind: str, backend: str, make: Any, tokens: Any) -> None:
+def test_free_slots_of_a_static_cache(kind: str, backend: str) -> None:
     """Prompt and two more tokens, the first row padded on the left."""
     model, inputs = make(kind, torch.float32, attn_implementation=f"diff_attention_{backend}"), tokens()
     mask = torch.ones(2, 9, dtype=torch.long)

@@ -34,7 +34,8 @@ from diff_transformer.ops.cpu.cpu_build import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits
-from tiny_model import CACHES, COMPUTES_IN, NOT_LATENT, OPTIONS, PAIRED, SIZES
+from tiny_model import CACHES, COMPUTES_IN, NOT_LATENT, OPTIONS, PAIRED, SIZES, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -75,16 +76,13 @@ def full(tokens: Tensor) -> dict[str, Any]:
     return {}
 
 
-def left_padded(tokens: Tensor) -> dict[str, Any]:
+def padded(row: int, hidden: slice, tokens: Tensor) -> dict[str, Any]:
     mask = torch.ones_like(tokens)
-    mask[0, :4] = 0
+    mask[row, hidden] = 0
     return {"attention_mask": mask}
 
 
-def right_padded(tokens: Tensor) -> dict[str, Any]:
-    mask = torch.ones_like(tokens)
-    mask[1, -3:] = 0
-    return {"attention_mask": mask}
+left_padded, right_padded = partial(padded, 0, slice(4)), partial(padded, 1, slice(-3, None))
 
 
 def packed(tokens: Tensor) -> dict[str, Any]:
@@ -101,11 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]]
     "packed": ({}, 1, packed),
     "window": ({"sliding_window": 3}, 2, full),
     "window, padded": ({"sliding_window": 3}, 2, left_padded),
-    "window in one layer": (
-        {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
-        2,
-        full,
-    ),
+    "window in one layer": ({"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}, 2, full),
     "options": (OPTIONS, 2, full),
     "the other way with the headwise norm": ({"headwise_norm": None}, 2, full),
 }
@@ -127,14 +121,7 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, masks: dict[str, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_agree(
-    kind: str,
-    case: str,
-    make: Any,
-    tokens: Any,
-    flash: list[str],
-    calls: Counter[str],
-) -> None:
+def test_outputs_and_gradients_agree(kind: str, case: str, flash: list[str], calls: Counter[str]) -> None:
     config, batch, give = CASES[case]
     if "headwise_norm" in config:  # Table 6's controls: DIFF without it, the others with one
         config = {"headwise_norm": kind not in PAIRED}
@@ -168,9 +155,7 @@ FUSED = {
 
 @pytest.mark.parametrize("case", ["plain", "padded left"])
 @pytest.mark.parametrize("implementation", short_run(FUSED, FUSED.keys() - {"diff_attention_triton"}))
-def test_the_fused_kernels_agree_in_float32(
-    kind: str, implementation: str, case: str, make: Any, tokens: Any, ran: Counter[str]
-) -> None:
+def test_the_fused_kernels_agree_in_float32(kind: str, implementation: str, case: str, ran: Counter[str]) -> None:
     """They take no float64: off by what rounding to float32 explains. The Transformer's attention is torch's."""
     inputs = tokens()
     masks = CASES[case][2](inputs)
@@ -184,9 +169,7 @@ def test_the_fused_kernels_agree_in_float32(
 
 
 @pytest.mark.parametrize("cache_name", CACHES)
-def test_decoding_makes_one_call_a_layer_and_step(
-    kind: str, cache_name: str, make: Any, tokens: Any, check: Any, calls: Counter[str]
-) -> None:
+def test_decoding_makes_one_call_a_layer_and_step(kind: str, cache_name: str, calls: Counter[str]) -> None:
     """Prefill, chunked prefill and decoding, without a mask."""
     inputs = tokens()
     model = make(kind, attn_implementation=TRUTH)
@@ -207,7 +190,7 @@ def test_decoding_makes_one_call_a_layer_and_step(
 
 
 @torch.no_grad()
-def test_other_implementations_read_latents(make: Any, tokens: Any, check: Any) -> None:
+def test_other_implementations_read_latents() -> None:
     model, inputs = make("gdla"), tokens()
     truth = model(inputs, use_cache=False).logits
     for name in ("sdpa", "eager"):
@@ -216,7 +199,7 @@ def test_other_implementations_read_latents(make: Any, tokens: Any, check: Any) 
         check(model(inputs[:, 8:], past_key_values=past).logits, truth[:, 8:], dtype=COMPUTES_IN.get(name))
 
 
-def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
+def test_an_unknown_one_is_refused(tmp_path: Any) -> None:
     model = make("diff", torch.float32)
     model.save_pretrained(tmp_path)
     message = "attn_implementation must be one of 'eager', .*'diff_attention_blockwise'.*, got 'diff_attention_nosuch'"
@@ -230,7 +213,7 @@ def test_an_unknown_one_is_refused(make: Any, tmp_path: Any) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="diff_attention_nosuch")
 
 
-def test_other_models_may_run_ours(tokens: Any, check: Any, calls: Counter[str]) -> None:
+def test_other_models_may_run_ours(calls: Counter[str]) -> None:
     """It is registered for all of transformers, and is ordinary attention there, also within a window."""
     inputs = tokens()
     for window in (None, 3):
@@ -253,7 +236,7 @@ OF_OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("argument", OF_OTHERS)
-def test_what_would_be_dropped_is_refused(argument: str, tokens: Any) -> None:
+def test_what_would_be_dropped_is_refused(argument: str) -> None:
     model = OF_OTHERS[argument]().eval()
     model.set_attn_implementation("eager")
     model(tokens())
@@ -263,7 +246,7 @@ def test_what_would_be_dropped_is_refused(argument: str, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_blockwise", "eager", "sdpa"])
-def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str) -> None:
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     numbers = {"softcap": 20.0, "s_aux": torch.ones(8), "sinks": torch.ones(8), "position_bias": torch.ones(1, 8, 9, 9)}
     for name, value in {**numbers, "indices": inputs, "block_indices": inputs}.items():
@@ -277,7 +260,7 @@ def test_our_model_refuses_what_it_would_drop(kind: str, implementation: str, ma
         model(inputs, **{name: None})
 
 
-def test_a_model_that_attends_itself_is_refused(tokens: Any) -> None:
+def test_a_model_that_attends_itself_is_refused() -> None:
     """It makes its mask by the implementation's name, and adds what it gets."""
     theirs = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=24, n_layer=1, n_head=4)).eval()
     theirs(tokens())

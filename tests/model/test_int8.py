@@ -11,6 +11,7 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import Int8Config
 from diff_transformer.model.int8 import Int8Linear
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, token_step
+from tiny_model import make, tokens
 
 
 @pytest.mark.every_case
@@ -50,7 +51,7 @@ def test_the_product_is_that_of_the_rounded_weights(
 
 
 @pytest.mark.every_case  # each type has its own layers that stay
-def test_a_model_loads_saves_and_generates(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_a_model_loads_saves_and_generates(kind: str, tmp_path: Path) -> None:
     model = make(kind)
     model.save_pretrained(tmp_path / "float")
     settings: dict[str, Any] = {"quantization_config": Int8Config()}
@@ -108,7 +109,7 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
 
 @pytest.mark.all  # Inductor compiles C++
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-def test_it_compiles(make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_it_compiles(tmp_path: Path) -> None:
     make("diff").save_pretrained(tmp_path)
     settings: dict[str, Any] = {"quantization_config": Int8Config()}
     model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()

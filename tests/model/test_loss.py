@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from diff_transformer.model import chunked_loss as model_loss
 from diff_transformer.model.chunked_loss import chunked_cross_entropy, is_plain_linear
-from tiny_model import SIZES
+from tiny_model import SIZES, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -80,7 +81,7 @@ def agree(check: Any, computed: dict[str, Tensor], truth: dict[str, Tensor]) -> 
 @pytest.mark.parametrize("head", ["ordinary", "wrapped"])
 @pytest.mark.parametrize("items", [None, 13, torch.tensor(13)], ids=["mean", "a number", "a tensor"])
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-def test_loss_and_gradients(tied: bool, items: Any, head: str, make: Any, tokens: Any, check: Any) -> None:
+def test_loss_and_gradients(tied: bool, items: Any, head: str) -> None:
     model, inputs = make(tie_word_embeddings=tied), tokens()
     labels = some_labels(inputs)
     count = (labels[:, 1:] != -100).sum() if items is None else items
@@ -99,7 +100,7 @@ def test_loss_and_gradients(tied: bool, items: Any, head: str, make: Any, tokens
     check(plain.double(), truth["loss"], dtype=torch.float32)
 
 
-def test_no_tensor_is_as_large_as_the_logits(make: Any, tokens: Any) -> None:
+def test_no_tensor_is_as_large_as_the_logits() -> None:
     """Neither in the forward pass nor in the backward pass; in the plain loss, both times."""
     model, inputs = make(vocab_size=2048), tokens(length=40)
     sizes = {}
@@ -114,7 +115,7 @@ def test_no_tensor_is_as_large_as_the_logits(make: Any, tokens: Any) -> None:
     assert min(sizes[False]) >= logits
 
 
-def test_labels_of_other_kinds(make: Any, tokens: Any, check: Any) -> None:
+def test_labels_of_other_kinds() -> None:
     """Another label to leave out, labels that are shifted already, and none that counts."""
     model, inputs = make(), tokens()
     labels = some_labels(inputs)
@@ -132,7 +133,7 @@ def test_labels_of_other_kinds(make: Any, tokens: Any, check: Any) -> None:
         assert model(inputs, labels=none, num_items_in_batch=3, chunked_loss=True).loss == 0
 
 
-def test_what_needs_no_gradient(make: Any, tokens: Any, check: Any) -> None:
+def test_what_needs_no_gradient() -> None:
     """A frozen head, a frozen trunk, and no gradients at all: nothing else changes, and nothing more is computed."""
     model, inputs = make(), tokens()
     truth = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
@@ -152,7 +153,7 @@ def test_what_needs_no_gradient(make: Any, tokens: Any, check: Any) -> None:
     check(loss, truth["loss"])
 
 
-def test_gradients_twice(make: Any, tokens: Any, check: Any) -> None:
+def test_gradients_twice() -> None:
     """Of a graph that is kept, scaled by what comes after the loss."""
     model, inputs = make(), tokens()
     loss = model(inputs, labels=inputs, chunked_loss=True).loss
@@ -196,7 +197,7 @@ def test_in_half_precision(precision: str, head: str, monkeypatch: pytest.Monkey
         assert 0 < error <= 2 * usual + 4 * torch.finfo(torch.float32).eps * value.abs().max(), name
 
 
-def test_a_head_with_a_hook_or_another_forward_is_called(make: Any, tokens: Any, check: Any) -> None:
+def test_a_head_with_a_hook_or_another_forward_is_called() -> None:
     """As accelerate and PEFT ask for; the loss is the same."""
     model, inputs = make(), tokens()
     expected = model(inputs, labels=inputs, chunked_loss=True).loss

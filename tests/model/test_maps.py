@@ -8,7 +8,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from tiny_model import PAIRED, has_lambda_vectors
+from tiny_model import PAIRED, has_lambda_vectors, make, tokens
 
 HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "diff_v3": 8, "diff_v2_grouped": 6, "gdla": 6, "softmax": 8}
 # Maps that output_attentions gives of a head: one for each value of width d.
@@ -67,7 +67,7 @@ def close(answer: Tensor, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])
-def test_output_attentions(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_output_attentions(kind: str, implementation: str) -> None:
     """A1 − λA2 of every layer, or the ordinary map: one for each head of the Transformer, as Llama's, (B, A, N, S).
 
     Rows add up to 1 − λ. Two heads of the Transformer are one of DIFF, and have its map.
@@ -90,7 +90,7 @@ def test_output_attentions(kind: str, implementation: str, make: Any, tokens: An
             close(weights.sum(-1), torch.full((2, HEADS[kind], 9), 1 - lam))
 
 
-def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -> None:
+def test_output_attentions_weigh_the_values(kind: str) -> None:
     """Map a weighs the value channels a·d … (a + 1)·d, in every type; under "eager" a gradient reaches it."""
     model, inputs = make(kind, num_key_value_heads=8, attn_implementation="eager"), tokens()
     attention, seen = model.model.layers[1].self_attn, {}
@@ -108,7 +108,7 @@ def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -
     assert maps.grad.abs().sum() > 0
 
 
-def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) -> None:
+def test_output_attentions_through_a_cache(kind: str) -> None:
     """N < S: the last rows of the whole maps."""
     model, inputs = make(kind), tokens()
     full_maps = model(inputs, output_attentions=True).attentions
@@ -120,7 +120,7 @@ def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) ->
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_sdpa", "sdpa", "eager"])
-def test_attention_maps(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_attention_maps(kind: str, implementation: str) -> None:
     """The same maps whatever the model is set to, which stays as it was."""
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
     maps = attention_maps(model, inputs)
@@ -143,7 +143,7 @@ def test_attention_maps(kind: str, implementation: str, make: Any, tokens: Any) 
             torch.testing.assert_close(second.double(), torch.from_numpy(expected.second), **limit)
 
 
-def test_attention_maps_of_a_padded_batch(kind: str, make: Any, tokens: Any) -> None:
+def test_attention_maps_of_a_padded_batch(kind: str) -> None:
     """Nothing looks at padding, and padding looks at nothing."""
     model, inputs = make(kind), tokens()
     mask = torch.ones_like(inputs)
@@ -160,7 +160,7 @@ def test_attention_maps_of_a_padded_batch(kind: str, make: Any, tokens: Any) -> 
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])
-def test_shapes_alone(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_shapes_alone(kind: str, implementation: str) -> None:
     """On the meta device, the weights and the loss of a model that is too large to be there."""
     model = make(kind, torch.float32, attn_implementation=implementation).to("meta")
     inputs = tokens().to("meta")

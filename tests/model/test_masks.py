@@ -10,7 +10,8 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache
 
-from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, needs_vectors
+from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, make, needs_vectors, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -42,7 +43,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_forms_agree(kind: str, implementation: str, form: str, make: Any, tokens: Any, check: Any) -> None:
+def test_forms_agree(kind: str, implementation: str, form: str) -> None:
     """At real tokens, logits are those of the row alone: for each form, without a cache and with one."""
     dtype = torch.float32 if implementation == "eager" else torch.float64  # eager in float64: NaN for rows of padding
     model = make(kind, dtype, attn_implementation=implementation)
@@ -61,7 +62,7 @@ def test_forms_agree(kind: str, implementation: str, form: str, make: Any, token
 
 @pytest.mark.parametrize("form", ["boolean", "additive"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_tree(kind: str, implementation: str, form: str, make: Any, tokens: Any, check: Any) -> None:
+def test_a_tree(kind: str, implementation: str, form: str) -> None:
     """Three continuations of one prompt in one row, each blind to the others: what speculative decoding asks for."""
     dtype = torch.float32 if implementation == "eager" else torch.float64
     model, prompt = make(kind, dtype, attn_implementation=implementation), tokens(1, 4)
@@ -88,7 +89,7 @@ def test_a_tree(kind: str, implementation: str, form: str, make: Any, tokens: An
     "ignore:flex_attention called without torch.compile:UserWarning"
 )  # as it is here, for speed
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_flex", "flex_attention"])
-def test_a_block_mask(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+def test_a_block_mask(kind: str, implementation: str) -> None:
     """FlexAttention's own form, as the caller made it."""
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
 
@@ -106,7 +107,7 @@ def test_a_block_mask(kind: str, implementation: str, make: Any, tokens: Any, ch
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_packed_documents(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+def test_packed_documents(kind: str, implementation: str) -> None:
     """Each document's logits are those of a run of its own, also one of a single token, and while a cache is filled."""
     model, parts = make(kind, attn_implementation=implementation), [tokens(1, n) for n in (5, 1, 8, 2)]
     row, positions = torch.cat(parts, 1), torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
@@ -117,7 +118,7 @@ def test_packed_documents(kind: str, implementation: str, make: Any, tokens: Any
         assert (model(row).logits - apart)[:, 5:].abs().max() > 0.1
 
 
-def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_a_mask_of_tokens_to_come(kind: str) -> None:
     """A 2-D mask wider than the tokens, as for a static cache to be filled, means the tokens that are there."""
     model, (inputs, mask) = make(kind), padded(tokens)
     with torch.no_grad():
@@ -139,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 
 @pytest.mark.parametrize("mask", REFUSED)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_what_is_refused(implementation: str, mask: str, make: Any, tokens: Any) -> None:
+def test_what_is_refused(implementation: str, mask: str) -> None:
     given, message = REFUSED[mask]
     model = make("diff", torch.float32, attn_implementation=implementation)
     with pytest.raises((TypeError, ValueError), match=message):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM
-from tiny_model import COMPUTES_IN, IMPLEMENTATIONS
+from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, make, tokens
+from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -90,7 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_whole_model_against_the_oracle(kind: str, variant: str, make: Any, tokens: Any, check: Any) -> None:
+def test_whole_model_against_the_oracle(kind: str, variant: str) -> None:
     model, inputs = make(kind, **VARIANTS[variant]), tokens(length=6)
     expected = by_oracle(model, inputs)
     # transformers' tables are float32: their angles, up to 5, are off by up to 5 eps of it, and logits with them.
@@ -99,7 +100,7 @@ def test_whole_model_against_the_oracle(kind: str, variant: str, make: Any, toke
     check(model(inputs).logits, expected)
 
 
-def test_left_padding_against_the_oracle(kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_left_padding_against_the_oracle(kind: str) -> None:
     model, inputs = make(kind), tokens(length=6)
     model.model.rotary_emb = Rotary64()
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
@@ -112,7 +113,7 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("tied", "kv_heads", "layers", "head_dim"), [(False, 8, 1, 4), (True, 4, 3, 6)])
-def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int, make: Any) -> None:
+def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int) -> None:
     """DIFF and the Transformer differ by 4d (λ) + 2d (headwise norm) in each layer, and by nothing else."""
     sizes = {"tie_word_embeddings": tied, "num_key_value_heads": kv_heads}
     sizes |= {"num_hidden_layers": layers, "head_dim": head_dim}
@@ -125,7 +126,7 @@ def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int,
     assert all(diff.get_parameter(name).shape == parameter.shape for name, parameter in shared.items())
 
 
-def test_causality_is_exact(kind: str, make: Any, tokens: Any) -> None:
+def test_causality_is_exact(kind: str) -> None:
     """A change at position t leaves every earlier logit bit-identical, in each implementation."""
     inputs = tokens()
     changed = inputs.clone()
@@ -138,7 +139,7 @@ def test_causality_is_exact(kind: str, make: Any, tokens: Any) -> None:
             assert (before[:, 5:] != after[:, 5:]).any(-1).all(), implementation
 
 
-def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
+def test_inputs_embeds(kind: str) -> None:
     model, inputs = make(kind), tokens()
     embeds = model.get_input_embeddings()(inputs)
     assert torch.equal(model(inputs_embeds=embeds).logits, model(inputs).logits)
@@ -147,7 +148,7 @@ def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
             model(**bad)
 
 
-def test_logits_to_keep(make: Any, tokens: Any, check: Any) -> None:
+def test_logits_to_keep() -> None:
     model, inputs = make(), tokens()
     full = model(inputs).logits
     for keep, expected in ((0, full), (1, full[:, -1:]), (3, full[:, -3:]), (torch.tensor([2, 5]), full[:, [2, 5]])):
@@ -155,7 +156,7 @@ def test_logits_to_keep(make: Any, tokens: Any, check: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_both_directions(window: int | None, kind: str, make: Any, tokens: Any, check: Any) -> None:
+def test_both_directions(window: int | None, kind: str) -> None:
     """``is_causal=False``, which transformers' models take: a token sees every other, or those up to a window away.
 
     None is what a caller passes on that has no opinion.
@@ -170,7 +171,7 @@ def test_both_directions(window: int | None, kind: str, make: Any, tokens: Any, 
         assert torch.equal(model(inputs, is_causal=None).logits, causal)
 
 
-def test_outputs(kind: str, make: Any, tokens: Any) -> None:
+def test_outputs(kind: str) -> None:
     model, inputs = make(kind), tokens()
     out = model(inputs, output_hidden_states=True)
     assert [tuple(state.shape) for state in out.hidden_states] == [(2, 9, 24)] * 3
@@ -186,7 +187,7 @@ def test_outputs(kind: str, make: Any, tokens: Any) -> None:
     assert torch.equal(as_tuple[1], out.logits)
 
 
-def test_lambdas(make: Any) -> None:
+def test_lambdas() -> None:
     """λ of each layer as it is now, in the order of the layers; None where a layer has no such number."""
     model = make(num_hidden_layers=3)
     expected = []
@@ -205,7 +206,7 @@ def test_lambdas(make: Any) -> None:
 
 
 @pytest.mark.parametrize("std", [0.0, 0.01])
-def test_what_is_added_to_the_residual_stream_has_a_start_of_its_own(std: float, kind: str, make: Any) -> None:
+def test_what_is_added_to_the_residual_stream_has_a_start_of_its_own(std: float, kind: str) -> None:
     """W_O and W_down alone, by transformers' path and by that of training; all other weights are as without it."""
     sizes = {"sharp": False, "initializer_range": 0.1, "head_dim": 32, "hidden_size": 64, "vocab_size": 300}
     for draw in (lambda _: None, lambda model: draw_weights(model, seed=3)):
@@ -220,14 +221,14 @@ def test_what_is_added_to_the_residual_stream_has_a_start_of_its_own(std: float,
             torch.testing.assert_close(weight, other * factor, msg=name)
 
 
-def test_padding_token_starts_at_zero(make: Any) -> None:
+def test_padding_token_starts_at_zero() -> None:
     weight = make(sharp=False, pad_token_id=0).model.embed_tokens.weight
     assert not weight[0].any()
     assert weight[1:].any(-1).all()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(reentrant: bool, kind: str, make: Any, tokens: Any) -> None:
+def test_gradient_checkpointing(reentrant: bool, kind: str) -> None:
     """The same loss and gradients to the last bit, from layers that ran twice."""
     model, inputs = make(kind).train(), tokens()
     runs: list[str] = []
@@ -249,11 +250,10 @@ def test_gradient_checkpointing(reentrant: bool, kind: str, make: Any, tokens: A
     assert (ordinary_runs, checkpointed_runs) == (2, 4)
     assert model(inputs).past_key_values is None  # as Llama's: a layer that runs twice would fill a cache twice
     assert model.eval()(inputs).past_key_values is not None
-    for name, value in ordinary.items():
-        assert torch.equal(checkpointed[name], value), name
+    torch.testing.assert_close(checkpointed, ordinary, rtol=0, atol=0)
 
 
-def test_dynamic_rotary_scaling(kind: str, make: Any, tokens: Any) -> None:
+def test_dynamic_rotary_scaling(kind: str) -> None:
     """Beyond the trained length; tests/convert/test_logits.py compares transformers' other scalings with Llama's."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     long = tokens(length=70)
@@ -263,7 +263,7 @@ def test_dynamic_rotary_scaling(kind: str, make: Any, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(dtype: torch.dtype, kind: str, make: Any, tokens: Any) -> None:
+def test_half_precision(dtype: torch.dtype, kind: str) -> None:
     """λ stays in float32, logits come in the dtype, off from float64 with the same weights by its rounding alone.
 
     Two layers of peaked attention: 8 roundings of eps/2 each, in the root mean square of the logits.
@@ -281,7 +281,7 @@ def test_half_precision(dtype: torch.dtype, kind: str, make: Any, tokens: Any) -
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_resizing_the_embeddings(kind: str, tied: bool, make: Any, tokens: Any, check: Any) -> None:
+def test_resizing_the_embeddings(kind: str, tied: bool) -> None:
     """Old tokens keep their logits, new ones get some and train; smaller again, the model is what it was."""
     model, inputs = make(kind, tie_word_embeddings=tied), tokens()
     before = model(inputs).logits.detach()

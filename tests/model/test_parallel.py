@@ -8,7 +8,6 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ from diff_transformer.parallel import (
     shard,
     tensor_parallel,
 )
-from tiny_model import FORMS, name_of_form, sizes_for
+from tiny_model import FORMS, make, name_of_form, sizes_for
+from tiny_model import check_rounding as check
 
 LENGTH, ROWS = 32, 4
 DOCUMENTS = [0, 5, 9, 26, LENGTH]  # of the first row
@@ -214,9 +214,7 @@ def on_a_rank() -> None:
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.all)])
-def spread(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Any]
-) -> tuple[Path, int]:
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The folder in which the ranks have written what they found, and their number."""
     folder = tmp_path_factory.mktemp("ranks")
     for form in FORMS:
@@ -227,9 +225,7 @@ def spread(
 
 
 @each_form
-def test_ranks_give_what_one_process_gives(
-    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
-) -> None:
+def test_ranks_give_what_one_process_gives(kind: str, spread: tuple[Path, int]) -> None:
     folder, count = spread
     for layout, settings in LAYOUTS[count].items():
         file = folder / f"{name_of_form(kind)}, {layout}.safetensors"
@@ -246,9 +242,7 @@ def test_ranks_give_what_one_process_gives(
 
 
 @each_form
-def test_an_engine_that_does_not_know_lambda_breaks_nothing_silently(
-    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
-) -> None:
+def test_an_engine_that_does_not_know_lambda_breaks_nothing_silently(kind: str, spread: tuple[Path, int]) -> None:
     """With a plan of a Llama's names, on two ranks: it computes what one process does, or says what is wrong."""
     folder, count = spread
     for rank in range(count if count == 2 else 0):
@@ -269,9 +263,7 @@ def test_an_engine_that_does_not_know_lambda_breaks_nothing_silently(
 
 @each_form
 @pytest.mark.skipif(not HAS_PIPELINE, reason="this release of transformers declares pipelines and does not run them")
-def test_a_pipeline_gives_what_one_process_gives(
-    kind: str, spread: tuple[Path, int], make: Callable[..., Any], check: Callable[..., None]
-) -> None:
+def test_a_pipeline_gives_what_one_process_gives(kind: str, spread: tuple[Path, int]) -> None:
     folder, count = spread
     model = make(kind, **SIZES)
     for rank in range(count if count == 2 else 0):
@@ -280,7 +272,7 @@ def test_a_pipeline_gives_what_one_process_gives(
         assert torch.equal(found["tokens"], generate(model))
 
 
-def test_the_pipeline_s_plan_is_llamas(kind: str, make: Callable[..., Any]) -> None:
+def test_the_pipeline_s_plan_is_llamas(kind: str) -> None:
     """Whatever splits a Llama by its plan finds the same names and the same inputs and outputs here."""
     model, llama = make(kind), LlamaForCausalLM(LlamaConfig(**{**sizes_for("softmax"), "num_noise_heads": None}))
     assert type(model)._pp_plan == LlamaForCausalLM._pp_plan
@@ -291,7 +283,7 @@ def test_the_pipeline_s_plan_is_llamas(kind: str, make: Callable[..., Any]) -> N
     assert "base_model_pp_plan" not in model.config.to_dict()
 
 
-def test_models_that_have_no_context_parallelism(make: Callable[..., Any]) -> None:
+def test_models_that_have_no_context_parallelism() -> None:
     with pytest.raises(ValueError, match="differential attention, got 'softmax' and is_causal True"):
         context_parallel(make("softmax").model.layers)
     config = DiffTransformerConfig(**sizes_for("diff"), is_causal=False)
@@ -300,7 +292,7 @@ def test_models_that_have_no_context_parallelism(make: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "cu_seq_lens_q", "output_attentions", "context", "length"])
-def test_what_context_parallelism_would_ignore_is_refused(name: str, make: Callable[..., Any]) -> None:
+def test_what_context_parallelism_would_ignore_is_refused(name: str) -> None:
     model, ids = make("diff"), torch.arange(1, 9)[None]
     with one_rank_of(1):
         context = Context(init_device_mesh("cpu", (1,)), 8)
@@ -314,7 +306,7 @@ def test_what_context_parallelism_would_ignore_is_refused(name: str, make: Calla
             model(ids, **given)
 
 
-def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., Any]) -> None:
+def test_a_feed_forward_network_that_the_ranks_cannot_share() -> None:
     with one_rank_of(2), pytest.raises(ValueError, match="2 ranks cannot share intermediate_size 21 evenly"):
         tensor_parallel(make("diff", intermediate_size=21).model.layers, init_device_mesh("cpu", (2,)))
 
@@ -327,7 +319,7 @@ def test_a_feed_forward_network_that_the_ranks_cannot_share(make: Callable[..., 
     ],
 )
 def test_a_plan_that_leaves_out_what_heads_share_has_no_gradients(
-    kind: str, left_out: str, split: tuple[str, ...], make: Any
+    kind: str, left_out: str, split: tuple[str, ...]
 ) -> None:
     """Llama's plan, which another engine takes by itself; it is enough to generate with."""
     model = make(kind, headwise_norm=True, num_key_value_heads=4 if split == _QKV else 2)
@@ -345,7 +337,7 @@ def test_a_plan_that_leaves_out_what_heads_share_has_no_gradients(
 
 
 @pytest.mark.parametrize(("left", "keys"), [(("q_proj", "lambda_proj"), 4), (("k_proj", "v_proj"), 2)])
-def test_queries_that_would_meet_keys_of_others_are_refused(left: tuple[str, ...], keys: int, make: Any) -> None:
+def test_queries_that_would_meet_keys_of_others_are_refused(left: tuple[str, ...], keys: int) -> None:
     model, queries = make("diff_v2"), 8 if keys == 4 else 16
     with one_rank_of(2):
         parallelize_module(

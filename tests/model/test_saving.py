@@ -17,7 +17,8 @@ from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
-from tiny_model import KINDS, NOT_LATENT, OPTIONS, PAIRED, has_lambda_vectors
+from tiny_model import KINDS, NOT_LATENT, OPTIONS, PAIRED, has_lambda_vectors, make, tokens
+from tiny_model import check_rounding as check
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -30,7 +31,7 @@ OF_OPTIONS = (
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+def test_round_trip(kind: str, tied: bool, tmp_path: Path) -> None:
     model, inputs = make(kind, torch.float32, tie_word_embeddings=tied, lambda_init=0.4), tokens()
     model.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -48,14 +49,13 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
     assert loaded.config.lambda_init == 0.4
     assert loaded.config._attn_implementation == "diff_attention"
     assert list(loaded.state_dict()) == list(model.state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     check(loaded(inputs).logits, model(inputs).logits)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
 
 
 @pytest.mark.parametrize(("kind", "norm"), [(kind, kind not in PAIRED) for kind in KINDS if kind in NOT_LATENT])
-def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_the_headwise_norm_of_controls(kind: str, norm: bool, tmp_path: Path) -> None:
     """Table 6's: DIFF without it, the others with one."""
     model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()
     model.save_pretrained(tmp_path)
@@ -67,7 +67,7 @@ def test_the_headwise_norm_of_controls(kind: str, norm: bool, make: Any, tokens:
     assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
-def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_a_config_from_before_the_key(tmp_path: Path) -> None:
     model, inputs = make("diff", torch.float32), tokens()
     model.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
@@ -80,7 +80,7 @@ def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """The file holds every parameter in its own dtype, λ in float32 at least, and it comes back bit for bit."""
     model, inputs = make(kind, dtype), tokens()
     model.save_pretrained(tmp_path)
@@ -94,7 +94,7 @@ def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, make: Any, t
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_loading_into_half_precision(kind: str, dtype: torch.dtype, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_loading_into_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Of a float32 checkpoint: λ is not rounded, everything else is, and the model runs."""
     model, inputs = make(kind, torch.float32), tokens()
     model.save_pretrained(tmp_path)
@@ -118,7 +118,7 @@ CASTS: dict[str, Callable[[DiffTransformerForCausalLM], Any]] = {
 
 
 @pytest.mark.parametrize("cast", CASTS)
-def test_casts(kind: str, cast: str, make: Any, tokens: Any) -> None:
+def test_casts(kind: str, cast: str) -> None:
     model, inputs = make(kind, torch.float32), tokens()
     before = {name: p.detach().clone() for name, p in model.named_parameters() if ".lam." in name}
     lambdas = model.lambdas()
@@ -126,8 +126,7 @@ def test_casts(kind: str, cast: str, make: Any, tokens: Any) -> None:
     assert model.dtype in (torch.float16, torch.bfloat16)
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if name in before else model.dtype), name
-    for name, parameter in before.items():
-        assert torch.equal(model.get_parameter(name), parameter), name
+    torch.testing.assert_close({name: model.get_parameter(name) for name in before}, before, rtol=0, atol=0)
     assert model.lambdas() == lambdas
     assert (lambdas is not None) == has_lambda_vectors(kind)
     out = model(inputs)
@@ -137,7 +136,7 @@ def test_casts(kind: str, cast: str, make: Any, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
-def test_autocast_equals_half_precision(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+def test_autocast_equals_half_precision(kind: str, implementation: str) -> None:
     """Logits under autocast are off by bfloat16's rounding: 8 roundings of eps/2 in their root mean square.
 
     Gradients arrive in float32 everywhere.
@@ -161,7 +160,7 @@ def test_autocast_equals_half_precision(kind: str, implementation: str, make: An
         assert parameter.grad.any(), name
 
 
-def test_what_stays_in_float32_is_a_unit_of_its_own(kind: str, make: Any) -> None:
+def test_what_stays_in_float32_is_a_unit_of_its_own(kind: str) -> None:
     """FSDP wants one dtype in a unit; accelerate and the Trainer make a unit of each class that is named so."""
     assert ("Lambda" in make(kind).model._no_split_modules) == has_lambda_vectors(kind)
 
@@ -175,7 +174,7 @@ ROPES: dict[str, Any] = {
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("how", ["to_empty", "assign", "there and back"])
 @pytest.mark.parametrize("kind", [*KINDS, "dex"])
-def test_a_state_dict_is_all_that_a_model_is(kind: str, how: str, rope: str, make: Any, tokens: Any) -> None:
+def test_a_state_dict_is_all_that_a_model_is(kind: str, how: str, rope: str) -> None:
     """Without memory at first, as who loads a large model makes one; what no checkpoint holds is right there too."""
     heads = {"dex_heads": [[0, 3], [1]]} if kind == "dex" else {}
     source, inputs = make(kind, torch.float32, **heads, **ROPES[rope]), tokens()
@@ -215,7 +214,7 @@ def expect_fresh(model: DiffTransformerForCausalLM, names: set[str], std: float 
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS], ids=["no options", "options"])
-def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: str, make: Any, tmp_path: Path) -> None:
+def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: str, tmp_path: Path) -> None:
     model = make(kind, torch.float32, head_dim=32, **options)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -229,13 +228,12 @@ def test_what_a_checkpoint_lacks_is_initialised(options: dict[str, bool], kind: 
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == missing
     expect_fresh(loaded, missing)
-    for name, value in remaining.items():
-        assert torch.equal(loaded.get_parameter(name), value), name
+    torch.testing.assert_close({name: loaded.get_parameter(name) for name in remaining}, remaining, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.1])
 @pytest.mark.parametrize("options", [{}, OPTIONS], ids=["no options", "options"])
-def test_start(options: dict[str, bool], std: float, kind: str, make: Any) -> None:
+def test_start(options: dict[str, bool], std: float, kind: str) -> None:
     """Of a model that is made, and of one that training draws: no weights at first, then memory, then each module's.
 
     λ is near λ_init: its deviation is 0.1²·√(2d) = 0.08 at d = 32.
@@ -259,9 +257,7 @@ def test_start(options: dict[str, bool], std: float, kind: str, make: Any) -> No
     "implementation",
     short_run(["diff_attention", "diff_attention_reference", "sdpa", "eager"], ["diff_attention", "sdpa"]),
 )
-def test_weights_that_accelerate_keeps_elsewhere(
-    kind: str, implementation: str, make: Any, tokens: Any, check: Any, tmp_path: Path
-) -> None:
+def test_weights_that_accelerate_keeps_elsewhere(kind: str, implementation: str, tmp_path: Path) -> None:
     """What a large model loads as where the device is too small for it: weights come when their module is called."""
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
     model.save_pretrained(tmp_path / "model")
@@ -282,7 +278,7 @@ def test_weights_that_accelerate_keeps_elsewhere(
 
 
 @pytest.mark.parametrize("kind", PAIRED)
-def test_a_lambda_of_two_numbers(kind: str, make: Any, tokens: Any, tmp_path: Path) -> None:
+def test_a_lambda_of_two_numbers(kind: str, tmp_path: Path) -> None:
     """It starts at λ_init, trains, and is saved and loaded in float32."""
     model, inputs = make(kind, torch.float32, sharp=False, dual_lambda=True), tokens()
     assert model.lambdas() == pytest.approx([oracle.lambda_init(1), oracle.lambda_init(2)])
@@ -294,7 +290,7 @@ def test_a_lambda_of_two_numbers(kind: str, make: Any, tokens: Any, tmp_path: Pa
     assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
-def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+def test_auto_classes(kind: str, tmp_path: Path) -> None:
     model, inputs = make(kind, torch.float32), tokens()
     model.save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is DiffTransformerConfig
@@ -307,7 +303,7 @@ def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: P
     check(base(inputs).last_hidden_state, model.model(inputs).last_hidden_state)
 
 
-def test_importing_the_package_registers_the_model(make: Any, tmp_path: Path) -> None:
+def test_importing_the_package_registers_the_model(tmp_path: Path) -> None:
     """After transformers as well; tests/ecosystem/test_peft.py imports ours first."""
     make("diff", torch.float32).save_pretrained(tmp_path)
     code = (

@@ -7,7 +7,6 @@ import ast
 import copy
 import inspect
 import textwrap
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,8 @@ from torch._dynamo.testing import CompileCounter
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from server_stand_in import Part, Server
-from tiny_model import NOT_LATENT, kinds
+from tiny_model import NOT_LATENT, kinds, make
+from tiny_model import check_rounding as check
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [11, 1, 8, 3, 3], [16]]
 
@@ -34,7 +34,7 @@ def generated_alone(model: DiffTransformerForCausalLM, new_tokens: int) -> list[
     return [tokens[len(prompt) :].tolist() for tokens, prompt in zip(out, PROMPTS, strict=True)]
 
 
-def test_a_server_generates_the_same_tokens(kind: str, make: Any) -> None:
+def test_a_server_generates_the_same_tokens(kind: str) -> None:
     """Its store is as large as the Transformer's: of a layer and a token 4 heads of d = 4, for keys and for values."""
     model = make(kind)
     server = serve(model)
@@ -46,7 +46,7 @@ def test_a_server_generates_the_same_tokens(kind: str, make: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ATTENTION_TYPES)
-def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) -> None:
+def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str) -> None:
     """vLLM looks for it so: a name that is looked up in the interface, called once, with a ``scaling`` of the layer."""
     layer = make(kind).model.layers[0].self_attn
     tree = ast.parse(textwrap.dedent(inspect.getsource(type(layer).forward)))
@@ -64,7 +64,7 @@ def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_lambda_stays_in_float32(dtype: torch.dtype, make: Any) -> None:
+def test_lambda_stays_in_float32(dtype: torch.dtype) -> None:
     model = make("diff", torch.float32)
     loaded = serve(model, dtype=dtype).model
     assert loaded.layers[0].self_attn.q_proj.weight.dtype == dtype
@@ -73,7 +73,7 @@ def test_lambda_stays_in_float32(dtype: torch.dtype, make: Any) -> None:
             assert torch.equal(servers.self_attn.lam.get_parameter(name), parameter), name
 
 
-def test_the_headwise_norm_is_left_as_it_is(make: Any) -> None:
+def test_the_headwise_norm_is_left_as_it_is() -> None:
     """A norm of the server's would lose the factor 1 − λ_init; those of the layers it may have."""
     layer = serve(make("diff")).model.layers[1]
     assert type(layer.input_layernorm).__name__ == type(layer.post_attention_layernorm).__name__ == "ServersNorm"
@@ -82,7 +82,7 @@ def test_the_headwise_norm_is_left_as_it_is(make: Any) -> None:
 
 @pytest.mark.all
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
-def test_a_server_compiles_the_model_once(kind: str, make: Any, check: Any) -> None:
+def test_a_server_compiles_the_model_once(kind: str) -> None:
     """As one graph, whatever the number of tokens."""
     torch.compiler.reset()
     server, counter = serve(make(kind)), CompileCounter()

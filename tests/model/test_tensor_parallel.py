@@ -19,7 +19,8 @@ from transformers import distributed as transformers_distributed
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.attention_types import ATTENTION_TYPES
-from tiny_model import KINDS, NOT_LATENT, PAIRED, kinds
+from tiny_model import KINDS, NOT_LATENT, PAIRED, kinds, make
+from tiny_model import check_rounding as check
 
 # tests/model/test_parallel.py divides heads in `make test`.
 pytestmark = pytest.mark.all
@@ -93,7 +94,7 @@ def on_a_rank() -> None:
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory, make: Callable[..., DiffTransformerForCausalLM]) -> Path:
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which both ranks have written what they found."""
     folder = tmp_path_factory.mktemp("ranks")
     for kind, settings in SPREAD.items():
@@ -104,7 +105,7 @@ def spread(tmp_path_factory: pytest.TempPathFactory, make: Callable[..., DiffTra
 
 
 @pytest.mark.parametrize("kind", SPREAD)
-def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: Any, check: Any) -> None:
+def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path) -> None:
     """Logits, loss, every gradient, greedy tokens, and the parameters after two steps, with grouped queries."""
     computed = [load_file(spread / f"{kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
     model = make(**SPREAD[kind])
@@ -122,7 +123,7 @@ def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: An
 
 
 @pytest.mark.parametrize("kind", SPREAD)
-def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spread: Path, make: Any) -> None:
+def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spread: Path) -> None:
     """After two steps what is not split still is bit for bit the same on both ranks: λ and the norms among it."""
     first, second = (load_file(spread / f"{kind} own {rank}.safetensors") for rank in range(ranks.RANKS))
     names = dict(make(**SPREAD[kind]).named_parameters())
@@ -160,7 +161,7 @@ def test_heads_that_the_ranks_cannot_share(spread: Path) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, False, True])
-def test_the_plan_names_what_the_model_has(kind: str, norm: bool | None, make: Any) -> None:
+def test_the_plan_names_what_the_model_has(kind: str, norm: bool | None) -> None:
     """Every rule is for a module, every projection has one, and λ's parameters have theirs, in the base model too."""
     model = make(kind, headwise_norm=norm)
     for each in (model, AutoModel.from_config(model.config)):

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 import diff_transformer.model
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from loss_weighting import QUIET_ON_CPU, Document, GradientRecorder, check_step, check_weights, exact_step
-from tiny_model import LAST_FORMS, SIZES
+from tiny_model import LAST_FORMS, SIZES, make
 
 pytestmark = pytest.mark.usefixtures("forget_the_device")
 
@@ -87,7 +87,7 @@ def train(trainer: Trainer) -> tuple[list[float], GradientRecorder]:
 
 @pytest.mark.parametrize("kind", LAST_FORMS)
 @pytest.mark.parametrize("collator", COLLATORS)
-def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_path: Path) -> None:
+def test_every_target_weighs_the_same(kind: str, collator: str, tmp_path: Path) -> None:
     start = make(kind, torch.float32)
     expected = exact_step(start, documents())
     models = {}
@@ -104,7 +104,7 @@ def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_p
         assert second == pytest.approx(models[8][1], abs=6e-5)
 
 
-def test_smoothed_labels_are_of_the_next_token(make: Any, tmp_path: Path) -> None:
+def test_smoothed_labels_are_of_the_next_token(tmp_path: Path) -> None:
     """The Trainer computes this loss itself, and shifts the labels of classes that it knows to be causal."""
     model = make("diff", torch.float32)
     trainer = trainer_of(model, tmp_path, 8)

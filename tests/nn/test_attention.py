@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 
 from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
 from diff_transformer.nn import Attention, RotaryEmbedding
+from sharp_layers import build, by_oracle, check, inputs, tables
 from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -53,9 +54,7 @@ def a_mask(kind: str | None, batch: int, heads: int, length: int) -> Tensor | No
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_against_the_oracle(
-    kind: str, case: str, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
-) -> None:
+def test_against_the_oracle(kind: str, case: str) -> None:
     arguments = dict(CASES[case])
     length, rotary, mask = arguments.pop("length", 7), arguments.pop("rotary", False), arguments.pop("mask", None)
     is_causal = arguments.pop("is_causal", False)
@@ -81,8 +80,7 @@ CACHES: dict[str, Callable[[], DynamicCache | StaticCache]] = {
 @pytest.mark.parametrize("kind_of_cache", CACHES)
 @pytest.mark.parametrize(("chunks", "kv_heads"), [((1,) * 7, 8), ((4, 3), 8), ((2, 1, 3, 1), 4), ((6, 1), 4)], ids=str)
 def test_through_a_cache(
-    kind: str, kind_of_cache: str, chunks: tuple[int, ...], kv_heads: int, build: Any, by_oracle: Any, inputs: Any,
-    tables: Any, check: Any,
+    kind: str, kind_of_cache: str, chunks: tuple[int, ...], kv_heads: int
 ) -> None:  # fmt: skip
     """Queries at the end of longer keys (N < S), for two layers that share one cache of transformers'."""
     first, second = (build(kind, layer, num_key_value_heads=kv_heads) for layer in (1, 2))
@@ -105,9 +103,7 @@ def test_through_a_cache(
 
 
 @pytest.mark.parametrize(("dtype", "qk_norm"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
-def test_one_token_is_projected_as_any_other(
-    kind: str, dtype: torch.dtype, qk_norm: bool, build: Any, tables: Any
-) -> None:
+def test_one_token_is_projected_as_any_other(kind: str, dtype: torch.dtype, qk_norm: bool) -> None:
     """While decoding, queries and keys are turned at once: bit by bit as in training, in the same form."""
     module, batches = build(kind, dtype=dtype, num_key_value_heads=4, qk_norm=qk_norm).eval(), (0, 1, 3)
     position = [table.to(dtype) for table in tables(range(5, 6))]
@@ -115,11 +111,10 @@ def test_one_token_is_projected_as_any_other(
         expected = module.project(x, position)
         with torch.no_grad():
             answer = module.project(x, position)
-        for one, other in zip(answer, expected, strict=True):
-            assert torch.equal(one, other)
+        torch.testing.assert_close(answer, expected, rtol=0, atol=0)
 
 
-def test_padding_mask_through_a_cache(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+def test_padding_mask_through_a_cache(kind: str) -> None:
     """A padding mask (B, 1, 1, S) and causality at N < S together."""
     module, x, cache = build(kind, layer=1), inputs(), DynamicCache()
     mask = a_mask("padding", 2, 1, 7)
@@ -132,7 +127,7 @@ def test_padding_mask_through_a_cache(kind: str, build: Any, by_oracle: Any, inp
 
 
 @pytest.mark.parametrize("form", ["boolean", "additive"])
-def test_a_query_that_sees_nothing(kind: str, form: str, build: Any, inputs: Any) -> None:
+def test_a_query_that_sees_nothing(kind: str, form: str) -> None:
     """Left padding under causality hides everything from the padding: its output and gradient are 0, never NaN."""
     module, x = build(kind), inputs().requires_grad_()
     mask = a_mask("padding", 2, 1, 7)
@@ -148,9 +143,7 @@ def test_a_query_that_sees_nothing(kind: str, form: str, build: Any, inputs: Any
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", [None, "padding", "additive"])
-def test_other_dtypes(
-    kind: str, dtype: torch.dtype, mask: str | None, build: Any, by_oracle: Any, inputs: Any, check: Any
-) -> None:
+def test_other_dtypes(kind: str, dtype: torch.dtype, mask: str | None) -> None:
     """Weights and input have the dtype's values, so that only the computation differs from the oracle."""
     module, x = build(kind, dtype=dtype), inputs().to(dtype)
     attn_mask = a_mask(mask, 2, 4, 7)
@@ -161,7 +154,7 @@ def test_other_dtypes(
     check(answer, by_oracle(module, x, is_causal=True, attn_mask=attn_mask))
 
 
-def test_autocast(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+def test_autocast(kind: str) -> None:
     module, x = build(kind, dtype=torch.bfloat16).float(), inputs().bfloat16().float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         answer = module(x, RotaryEmbedding(4).positions(x), is_causal=True)
@@ -208,28 +201,28 @@ def test_odd_heads_are_fine_without_pairs() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 23), (5, 24), (1, 2, 5, 24)], ids=str)
-def test_bad_input(kind: str, shape: tuple[int, ...], build: Any) -> None:
+def test_bad_input(kind: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"hidden_states must be \(B, N, 24\), got \(" + ", ".join(map(str, shape))):
         build(kind)(torch.zeros(shape, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("shape", [(4, 7), (3, 1, 7, 7), (1, 1, 2, 1, 7, 7)], ids=str)
-def test_a_mask_of_another_shape(kind: str, is_causal: bool, shape: tuple[int, ...], build: Any, inputs: Any) -> None:
+def test_a_mask_of_another_shape(kind: str, is_causal: bool, shape: tuple[int, ...]) -> None:
     message = r"attn_mask must broadcast to \(B, H, N, S\) = \(2, \d, 7, 7\), got \(" + ", ".join(map(str, shape))
     with pytest.raises(ValueError, match=message):
         build(kind)(inputs(), attn_mask=torch.ones(shape, dtype=torch.bool), is_causal=is_causal)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_mask_of_keys_alone(kind: str, is_causal: bool, build: Any, inputs: Any) -> None:
+def test_a_mask_of_keys_alone(kind: str, is_causal: bool) -> None:
     module, x, seen = build(kind), inputs(), torch.arange(7) < 5
     full = seen.expand(2, 1, 7, 7)
     assert torch.equal(*(module(x, attn_mask=mask, is_causal=is_causal) for mask in (seen, full)))
 
 
 @pytest.mark.parametrize("width", [3, 16])
-def test_positions_of_another_width(kind: str, width: int, build: Any, inputs: Any) -> None:
+def test_positions_of_another_width(kind: str, width: int) -> None:
     module, x = build(kind), inputs()
     tables = torch.ones(7, width), torch.ones(7, width)
     message = rf"^cos must broadcast to \(B, N, d\) = \(2, 7, {module.rotary_width}\), got \(7, {width}\)\.$"
@@ -249,14 +242,14 @@ def test_help_has_every_argument() -> None:
     assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == own + options
 
 
-def test_a_batch_of_nothing(kind: str, build: Any, inputs: Any) -> None:
+def test_a_batch_of_nothing(kind: str) -> None:
     nothing = inputs()[:0]
     assert build(kind)(nothing, is_causal=True).shape == nothing.shape
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> None:
+def test_one_graph_serves_every_length(kind: str) -> None:
     attention, x = build(kind).eval(), inputs()
     torch.compiler.reset()
     compiled = torch.compile(attention, backend="eager", fullgraph=True, dynamic=True)
@@ -270,7 +263,7 @@ def test_one_graph_serves_every_length(kind: str, build: Any, inputs: Any) -> No
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_mask_without_numbers_of_its_own_is_refused(kind: str, cached: bool, build: Any, inputs: Any) -> None:
+def test_a_mask_without_numbers_of_its_own_is_refused(kind: str, cached: bool) -> None:
     """Beside a cache, too, for whose tokens a part of it would be taken."""
     cache = DynamicCache() if cached else None
     with pytest.raises(TypeError, match=r"^attn_mask must be a dense tensor .* CausalBias"):

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import LatentDiffAttention, differential
+from sharp_layers import build, by_oracle, check, inputs, tables
 from tiny_model import SIZES, sizes_for
 
 
@@ -27,9 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, ...]]:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 8])
-def test_decoding_absorbs_what_makes_keys_and_values(
-    kv_heads: int, build: Any, inputs: Any, tables: Any, by_oracle: Any, check: Any, calls: list[tuple[Tensor, ...]]
-) -> None:
+def test_decoding_absorbs_what_makes_keys_and_values(kv_heads: int, calls: list[tuple[Tensor, ...]]) -> None:
     """Its output, and its gradient of every weight, are those of keys and values made for the whole sequence."""
     module, x = build("gdla", num_key_value_heads=kv_heads, num_noise_heads=4), inputs(1, 12)
     cache = DynamicCache()
@@ -51,7 +50,7 @@ def test_decoding_absorbs_what_makes_keys_and_values(
         assert (one - other).abs().max() < 1e-12 * max(1.0, other.abs().max().item())
 
 
-def test_which_form_a_call_takes(build: Any) -> None:
+def test_which_form_a_call_takes() -> None:
     """The cheaper one, by what a key costs each query; nothing is absorbed of what is no plain matrix."""
     module = build("gdla", num_noise_heads=2)
     most = 2 * 8 * (2 + 4) // (8 * (8 - 2 + 8 - 4))
@@ -112,7 +111,7 @@ def test_options_that_a_latent_cannot_have(option: str) -> None:
         LatentDiffAttention(24, 8, 1, **{name: True})
 
 
-def test_a_part_of_the_heads_is_refused(build: Any, inputs: Any) -> None:
+def test_a_part_of_the_heads_is_refused() -> None:
     module = build("gdla")
     module.q_proj.weight = nn.Parameter(module.q_proj.weight[:24])
     with pytest.raises(ValueError, match=r"^this rank has 4 of 8 query heads: latents are not spread by heads"):

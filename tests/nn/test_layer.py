@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import oracle
 from diff_transformer.nn import DecoderLayer, HeadwiseNorm, PolyNorm, PolyNormGLU, SwiGLU
+from sharp_layers import build, by_oracle, check, inputs, tables
 
 WIDTH, INNER = 24, 20
 
@@ -68,9 +69,7 @@ def test_an_unknown_activation() -> None:
 
 @pytest.mark.parametrize("hidden_act", ["silu", "poly_norm"])
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
-def test_decoder_layer(
-    kind: str, eps: float, hidden_act: str, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
-) -> None:
+def test_decoder_layer(kind: str, eps: float, hidden_act: str) -> None:
     """Pre-norm, two residuals, and the layer's keyword arguments handed on to its attention."""
     attention, x = build(kind, num_key_value_heads=4), inputs()
     layer = DecoderLayer(attention, WIDTH, INNER, eps, hidden_act=hidden_act).double()

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.nn import Attention, DifferentialAttention, LatentDiffAttention
 from diff_transformer.ops import apply_rotary, diff_attention
+from sharp_layers import build, by_oracle, check, inputs, tables
 from tiny_model import NOT_LATENT
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -142,9 +143,7 @@ def compare(
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("option", [*PLAIN, *OPTIONS])
-def test_outputs_and_gradients(
-    kind: str, option: str, is_causal: bool, build: Any, inputs: Any, tables: Any, check: Any
-) -> None:
+def test_outputs_and_gradients(kind: str, option: str, is_causal: bool) -> None:
     arguments = dict({**PLAIN, **OPTIONS}[option])
     if "headwise_norm" in arguments:
         arguments["headwise_norm"] = not ATTENTION_TYPES[kind].headwise_norm
@@ -157,7 +156,7 @@ def test_outputs_and_gradients(
     compare(module, answer, expected, [x], check, 1 / min(sizes))
 
 
-def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tables: Any, by_oracle: Any) -> None:
+def test_the_writing_out_is_the_oracles(kind: str) -> None:
     """Without options it says what the independent implementation says."""
     module, x = build(kind, num_key_value_heads=4), inputs(1, 7)
     expected = by_oracle(module, x, positions=range(7), is_causal=True)
@@ -167,7 +166,7 @@ def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tabl
 
 
 @pytest.mark.parametrize("option", ["all, grouped", "others, grouped"])
-def test_options_with_a_cache(kind: str, option: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
+def test_options_with_a_cache(kind: str, option: str) -> None:
     module, x = build(kind, **OPTIONS[option]), inputs(2, 7)
     cache = DynamicCache()
     parts = [
@@ -178,7 +177,7 @@ def test_options_with_a_cache(kind: str, option: str, build: Any, inputs: Any, t
 
 
 @pytest.mark.parametrize("option", ["plain", "all, grouped"])
-def test_cross_attention(kind: str, option: str, build: Any, inputs: Any, check: Any) -> None:
+def test_cross_attention(kind: str, option: str) -> None:
     """Keys and values of another sequence, of another width and length, with a mask of its tokens; and its gradient."""
     module = build(kind, context_size=10, **OPTIONS.get(option, {}))
     x = inputs(1, 5).requires_grad_()
@@ -195,7 +194,7 @@ def test_cross_attention(kind: str, option: str, build: Any, inputs: Any, check:
     check(torch.cat(one_by_one, dim=1)[0], expected)
 
 
-def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: Any, tables: Any) -> None:
+def test_what_does_not_go_with_another_sequence(kind: str) -> None:
     module, x = build(kind), inputs()
     for more in ({"is_causal": True}, {"cache": DynamicCache()}, {"position_embeddings": tables(range(7))}):
         with pytest.raises(ValueError, match=f"goes without .* got {next(iter(more))} as well"):
@@ -214,14 +213,14 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
 
 
 @pytest.mark.parametrize("kind", sorted({*NOT_LATENT}))
-def test_options_that_exclude_others(kind: str, build: Any, inputs: Any) -> None:
+def test_options_that_exclude_others(kind: str) -> None:
     with pytest.raises(ValueError, match="qk_norm and qk_clip exclude each other"):
         build(kind, qk_norm=True, qk_clip=True)
     with pytest.raises(ValueError, match=r"goes without .* and exclusive, got exclusive as well"):
         build(kind, exclusive=True)(inputs(), context=inputs())
 
 
-def test_nothing_of_the_own_value_is_left(build: Any, inputs: Any) -> None:
+def test_nothing_of_the_own_value_is_left() -> None:
     module, x = build("diff", exclusive=True), inputs(1, 5)
     own, heads = module.project(x, None)[2], []
     module.o_proj.register_forward_pre_hook(lambda _, args: heads.append(args[0]))
@@ -231,7 +230,7 @@ def test_nothing_of_the_own_value_is_left(build: Any, inputs: Any) -> None:
     assert torch.equal(module(alone), alone)
 
 
-def test_gradcheck_of_all_options(kind: str, build: Any) -> None:
+def test_gradcheck_of_all_options(kind: str) -> None:
     grouped = {"num_noise_heads": 1} if ATTENTION_TYPES[kind].grouped else {}
     module = build(kind, hidden_size=6, num_attention_heads=2, head_dim=2, context_size=4, **grouped, **OPTIONS["all"])
     x = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True)
@@ -298,7 +297,7 @@ class TestDropout:
         with pytest.raises(ValueError, match=r"dropout_p must be"):
             diff_attention(q, q, v, 0.5, dropout_p=p)
 
-    def test_a_module_drops_in_training_alone(self, kind: str, build: Any, inputs: Any, check: Any) -> None:
+    def test_a_module_drops_in_training_alone(self, kind: str) -> None:
         """The mean over many draws is the output without dropout, but for the norm, which is not linear."""
         options = {} if kind == "softmax" else {"headwise_norm": False}
         module, plain = build(kind, dropout=0.2, **options), build(kind, **options)
@@ -313,6 +312,6 @@ class TestDropout:
         error = (many.mean(0) - expected[0]).abs() / (many.std(0) / math.sqrt(len(many)))
         assert error.max() < 6
 
-    def test_a_modules_share_out_of_range(self, kind: str, build: Any) -> None:
+    def test_a_modules_share_out_of_range(self, kind: str) -> None:
         with pytest.raises(ValueError, match=r"dropout must be at least 0 and below 1, got 1.0"):
             build(kind, dropout=1.0)

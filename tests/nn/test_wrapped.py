@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.nn import Attention
+from sharp_layers import build, inputs
 
 OPTIONS = {"qk_norm": True, "output_gate": True}
 
@@ -36,7 +37,7 @@ def layers(kind: str, build: Any) -> list[tuple[Attention, str]]:
     return [(copy.deepcopy(module), name) for name in names]
 
 
-def test_a_wrapper_of_each(kind: str, build: Any, inputs: Any) -> None:
+def test_a_wrapper_of_each(kind: str) -> None:
     x = inputs()
     for module, name in layers(kind, build):
         wrapped = copy.deepcopy(module)
@@ -49,7 +50,7 @@ def test_a_wrapper_of_each(kind: str, build: Any, inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["diff", "diff_grouped"])
-def test_a_wrapper_of_the_headwise_norm_sees_the_heads(kind: str, build: Any, inputs: Any) -> None:
+def test_a_wrapper_of_the_headwise_norm_sees_the_heads(kind: str) -> None:
     module, x = build(kind), inputs()
     bare = copy.deepcopy(module)
     bare.head_norm, bare.o_proj = None, nn.Identity()

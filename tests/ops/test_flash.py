@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -49,53 +49,45 @@ class StandIn(ModuleType):
         return out.transpose(1, 2).to(q.dtype).contiguous(), log_sums
 
     def differentiate(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        gradients: tuple[Tensor | None, ...],
-        scale: float,
-        hidden: Tensor,
-        deterministic: bool,
-        dlse: Tensor | None = None,
+        self, *tensors: Tensor, hidden: Tensor, softmax_scale: float, deterministic: bool, **options: Tensor
     ) -> None:
+        dout, q, k, v, out, lse = tensors
+        assert self.backend == "fa4" or "dlse" not in options
+        dlse = options.pop("dlse", None)
         self.backwards.append(check(q, k, v))
         self.deterministic.append(deterministic)
         assert out.shape == dout.shape == (*q.shape[:3], v.shape[-1])
         assert out.dtype == dout.dtype == q.dtype
         assert lse.dtype == torch.float32
         sums = lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)
-        weights = (scores_of(q, k, scale, hidden) - sums).exp()
+        weights = (scores_of(q, k, softmax_scale, hidden) - sums).exp()
         grad = dout.float().transpose(1, 2)
         by_rows = (grad * out.float().transpose(1, 2)).sum(-1, keepdim=True)
         if dlse is not None:
             assert dlse.shape == lse.shape
             by_rows = by_rows - dlse.unsqueeze(-1)
-        of_scores = (weights * (grad @ by_query_head(v, q).mT - by_rows)).to(q.dtype).float() * scale
-        of_heads = (
-            of_scores @ by_query_head(k, q),
-            (of_scores.mT @ q.float().transpose(1, 2)).unflatten(1, (k.shape[2], -1)).sum(2),
-            (weights.to(q.dtype).float().mT @ grad).unflatten(1, (k.shape[2], -1)).sum(2),
-        )
-        for gradient, numbers in zip(gradients, of_heads, strict=True):
-            assert gradient is not None
-            gradient.copy_(numbers.transpose(1, 2))
+        of_scores = (weights * (grad @ by_query_head(v, q).mT - by_rows)).to(q.dtype).float() * softmax_scale
+        of_heads = {
+            "dq": of_scores @ by_query_head(k, q),
+            "dk": (of_scores.mT @ q.float().transpose(1, 2)).unflatten(1, (k.shape[2], -1)).sum(2),
+            "dv": (weights.to(q.dtype).float().mT @ grad).unflatten(1, (k.shape[2], -1)).sum(2),
+        }
+        assert options.keys() == of_heads.keys()
+        for name, numbers in of_heads.items():
+            options[name].copy_(numbers.transpose(1, 2))
 
 
 class FlashAttention2(StandIn):
     backend = "fa2"
+    unused: ClassVar = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None, "window_size_right": -1}
 
     def _flash_attn_forward_fake(self) -> None: ...
 
-    def hidden(self, q: Tensor, k: Tensor, causal: bool, left: int, right: int) -> Tensor:
+    def hidden(self, q: Tensor, k: Tensor, causal: bool, left: int) -> Tensor:
         """As in its `flash_api.cpp`."""
         assert q.shape[-1] <= 256
         n, s = q.shape[1], k.shape[1]
-        left, right = (-1 if x >= s else x for x in (left, right))
-        right = 0 if causal else right
+        left, right = -1 if left >= s else left, 0 if causal else -1
         if left < 0 <= right:
             left = s
         if right < 0 <= left:
@@ -103,109 +95,41 @@ class FlashAttention2(StandIn):
         return hidden(n, s, left if left >= 0 else s, right if right >= 0 else n)
 
     def _flash_attn_forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int,
-        window_size_right: int,
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        return_softmax: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, window_size_left: int, **others: Any
     ) -> tuple[Tensor, ...]:
         assert q.shape[-1] == v.shape[-1]
-        assert (dropout_p, softcap, alibi_slopes, return_softmax) == (0.0, 0.0, None, False)
-        mask = self.hidden(q, k, causal and q.shape[1] > 1, window_size_left, window_size_right)
+        assert others == {**self.unused, "return_softmax": False}
+        mask = self.hidden(q, k, causal and q.shape[1] > 1, window_size_left)
         out, log_sums = self.attend(q, k, v, softmax_scale, mask)
         log_sums = log_sums.masked_fill(log_sums == float("-inf"), float("inf"))
         return torch.empty_like(q).copy_(out), log_sums, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
 
-    def _flash_attn_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        softmax_lse: Tensor,
-        dq: Tensor | None,
-        dk: Tensor | None,
-        dv: Tensor | None,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int,
-        window_size_right: int,
-        softcap: float,
-        alibi_slopes: Tensor | None,
-        deterministic: bool,
-        rng_state: Tensor | None = None,
-    ) -> None:
-        assert q.shape[-1] == v.shape[-1]
-        assert (dropout_p, softcap, alibi_slopes, rng_state) == (0.0, 0.0, None, None)
-        mask = self.hidden(q, k, causal, window_size_left, window_size_right)
-        tensors = dout, q, k, v, out, softmax_lse
-        self.differentiate(*tensors, (dq, dk, dv), softmax_scale, mask, deterministic)
+    def _flash_attn_backward(self, *tensors: Tensor, causal: bool, window_size_left: int, **options: Any) -> None:
+        assert tensors[1].shape[-1] == tensors[3].shape[-1]
+        assert {name: options.pop(name) for name in self.unused} == self.unused
+        self.differentiate(*tensors, hidden=self.hidden(*tensors[1:3], causal, window_size_left), **options)
 
 
 class FlashAttention3(StandIn):
-    """Without arguments for variable lengths, caches, scales of float8 and schedules; `...` stands for those."""
-
     backend = "fa3"
 
     def _flash_attn_forward_fake(self) -> None: ...
 
-    def hidden(self, q: Tensor, k: Tensor, causal: bool, left: int, right: int) -> Tensor:
+    def hidden(self, q: Tensor, k: Tensor, causal: bool, left: int) -> Tensor:
         """As in its `flash_api.cpp`."""
         n, s = q.shape[1], k.shape[1]
-        left, right = -1 if left >= s - 1 else left, -1 if right >= n - 1 else right
-        right = 0 if causal else right
-        return hidden(n, s, left if left >= 0 else s - 1, right if right >= 0 else n - 1)
+        return hidden(n, s, left if 0 <= left < s else s - 1, 0 if causal else n - 1)
 
     def _flash_attn_forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        k_new: Tensor | None = None,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, window_size_left: int
     ) -> tuple[Tensor, ...]:
         d, dv = q.shape[-1], v.shape[-1]
         assert d == dv or (128 < d <= 192 and 96 < dv <= 128) or (d <= 64 and dv <= 512)
-        assert softmax_scale is not None
-        mask = self.hidden(q, k, causal and q.shape[1] > 1, window_size_left, window_size_right)
+        mask = self.hidden(q, k, causal and q.shape[1] > 1, window_size_left)
         return *self.attend(q, k, v, softmax_scale, mask), torch.empty(0), torch.empty(0)
 
-    def _flash_attn_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        softmax_lse: Tensor,
-        cu_seqlens_q: Tensor | None = None,
-        *,
-        dq: Tensor | None = None,
-        dk: Tensor | None = None,
-        dv: Tensor | None = None,
-        softmax_scale: float | None = None,
-        is_causal: bool = False,
-        window_size_left: int = -1,
-        window_size_right: int = -1,
-        deterministic: bool = False,
-    ) -> None:
-        assert softmax_scale is not None
-        mask = self.hidden(q, k, is_causal, window_size_left, window_size_right)
-        tensors = dout, q, k, v, out, softmax_lse
-        self.differentiate(*tensors, (dq, dk, dv), softmax_scale, mask, deterministic)
+    def _flash_attn_backward(self, *tensors: Tensor, is_causal: bool, window_size_left: int, **options: Any) -> None:
+        self.differentiate(*tensors, hidden=self.hidden(*tensors[1:3], is_causal, window_size_left), **options)
 
 
 class FlashAttention4(StandIn):
@@ -222,40 +146,16 @@ class FlashAttention4(StandIn):
         return hidden(n, s, s if left is None else left, 0 if causal else n)
 
     def _flash_attn_fwd(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int | None,
-        return_lse: bool,
+        self, *tensors: Tensor, softmax_scale: float, causal: bool, window_size_left: int | None, return_lse: bool
     ) -> tuple[Tensor | None, ...]:
         assert return_lse
-        return *self.attend(q, k, v, softmax_scale, self.hidden(q, k, causal, window_size_left)), None, None, None
+        mask = self.hidden(*tensors[:2], causal, window_size_left)
+        return *self.attend(*tensors, softmax_scale, mask), None, None, None
 
-    def _flash_attn_bwd(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        dout: Tensor,
-        lse: Tensor,
-        *,
-        softmax_scale: float,
-        causal: bool,
-        window_size_left: int | None,
-        deterministic: bool,
-        dlse: Tensor | None = None,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-    ) -> None:
+    def _flash_attn_bwd(self, *tensors: Tensor, causal: bool, window_size_left: int | None, **options: Any) -> None:
+        q, k, v, out, dout, lse = tensors
         assert q.shape[2] == k.shape[2] or q.shape[-1] == v.shape[-1], "GQA backward requires head_dim == head_dim_v"
-        mask = self.hidden(q, k, causal, window_size_left)
-        self.differentiate(dout, q, k, v, out, lse, (dq, dk, dv), softmax_scale, mask, deterministic, dlse)
+        self.differentiate(dout, q, k, v, out, lse, hidden=self.hidden(q, k, causal, window_size_left), **options)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
@@ -464,37 +364,32 @@ def test_it_is_a_part_of_a_compiled_graph(library: StandIn) -> None:
     assert library.backwards
 
 
-@pytest.mark.parametrize("factor", [0.8, 1.0])
-@only_fa4
-def test_the_norm_is_that_of_the_reference(library: StandIn, factor: float) -> None:
-    problem, weight = build(case_of("DIFF V1")), torch.randn(16, generator=torch.Generator().manual_seed(0))
-    answers = []
-    for backend, dtype in ((library.backend, torch.bfloat16), ("reference", torch.float64)):
+def check_beside_the_reference(backend: str, case: str, leaf: str, weight: Tensor, **options: Any) -> None:
+    """Outputs, log-sums and gradients, where ``leaf`` names an option that has a gradient, too."""
+    problem, answers = build(case_of(case)), []
+    for name, dtype in ((backend, torch.bfloat16), ("reference", torch.float64)):
         leaves = [x.to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
         leaves += [torch.full((4, 1), 0.6, requires_grad=True), weight.clone().requires_grad_()]
-        q, k, v, lam, norm_weight = leaves
-        options = {"is_causal": True, "norm_weight": norm_weight, "norm_eps": 1e-3, "norm_scale": factor}
-        out = diff_attention(q, k, v, lam, **options, backend=backend)
-        answers.append([out.detach(), *torch.autograd.grad(out, leaves, problem.dout.to(dtype))])
+        outs = diff_attention(*leaves[:4], is_causal=True, backend=name, **{leaf: leaves[4]}, **options)
+        out, *log_sums = outs if isinstance(outs, tuple) else (outs,)
+        # The gradient that comes to a row which sees nothing is infinite.
+        gradients = torch.autograd.grad((out, *log_sums), leaves, (problem.dout.to(dtype), *(2 * x for x in log_sums)))
+        answers.append([torch.where(x == float("-inf"), -3.0, x.detach()) for x in (out, *log_sums, *gradients)])
     for ours, truth in zip(*answers, strict=True):
         # A few roundings of 2⁻⁹ on the way, relative to the largest.
         assert float((ours.double() - truth.double()).abs().max()) <= 2**-5 * float(truth.abs().max())
 
 
+@pytest.mark.parametrize("factor", [0.8, 1.0])
+@only_fa4
+def test_the_norm_is_that_of_the_reference(library: StandIn, factor: float) -> None:
+    weight = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    check_beside_the_reference(library.backend, "DIFF V1", "norm_weight", weight, norm_eps=1e-3, norm_scale=factor)
+
+
 @pytest.mark.parametrize("case", ["DIFF V1", "DIFF V2", "grouped noise maps", "queries that see nothing"])
 def test_two_weights_and_log_sums_are_those_of_the_reference(library: StandIn, case: str) -> None:
-    problem, answers = build(case_of(case)), []
-    for backend, dtype in ((library.backend, torch.bfloat16), ("reference", torch.float64)):
-        leaves = [x.to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
-        leaves += [torch.full((4, 1), weight, requires_grad=True) for weight in (0.6, 0.3)]
-        q, k, v, lam, signal_weight = leaves
-        options = {"is_causal": True, "signal_weight": signal_weight, "return_lse": True}
-        out, *log_sums = diff_attention(q, k, v, lam, **options, backend=backend)
-        # The gradient that comes to a row which sees nothing is infinite.
-        gradients = torch.autograd.grad((out, *log_sums), leaves, (problem.dout.to(dtype), *(2 * x for x in log_sums)))
-        answers.append([torch.where(x == float("-inf"), -3.0, x.detach()) for x in (out, *log_sums, *gradients)])
-    for ours, truth in zip(*answers, strict=True):
-        assert float((ours.double() - truth.double()).abs().max()) <= 2**-5 * float(truth.abs().max())
+    check_beside_the_reference(library.backend, case, "signal_weight", torch.full((4, 1), 0.3), return_lse=True)
 
 
 def test_hidden_nan_is_not_seen(library: StandIn) -> None:
@@ -523,20 +418,15 @@ def test_tiles_follow_the_values_where_they_are_wider_than_the_keys(library: Fla
     ("options", "reason"),
     [
         ({"attn_mask": torch.ones(9, 9, dtype=torch.bool)}, "it takes no attn_mask and no documents"),
+        ({"cu_seqlens": torch.tensor([0, 4, 9])}, r"it takes no attn_mask and no documents \(cu_seqlens\)"),
         ({"scale": -1.0}, r"it takes a scale above 0 and a batch of 1 or more, got -1\.0"),
         ({"dropout_p": 0.1}, "it drops no attention weights"),
     ],
 )
 def test_refusals(library: StandIn, options: dict[str, Any], reason: str) -> None:
-    problem = build(case_of("DIFF V1"))
+    problem = build(replace(case_of("DIFF V1"), batch=1))
     with pytest.raises(ValueError, match=f"^backend {library.backend!r} cannot run this request: {reason}"):
         diff_attention(problem.q, problem.k, problem.v, 0.5, **options, backend=library.backend)
-
-
-def test_documents_are_refused(library: StandIn) -> None:
-    problem = build(Case(batch=1, documents=(4, 5), d=8, dv=16, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match=r"it takes no attn_mask and no documents \(cu_seqlens\)"):
-        problem.solve(diff_attention, backend=library.backend)
 
 
 def test_a_window_behind_which_all_is_seen(library: StandIn) -> None:
@@ -632,9 +522,9 @@ def test_the_check_before_use_finds_a_wrong_gradient(library: StandIn, monkeypat
     assert reason_against_family(family, torch.device("cpu")) is None
     differentiate = library.differentiate
 
-    def wrong(*arguments: Any) -> None:
-        differentiate(*arguments)
-        arguments[6][0].mul_(1.1)
+    def wrong(*tensors: Tensor, dq: Tensor, **options: Any) -> None:
+        differentiate(*tensors, dq=dq, **options)
+        dq.mul_(1.1)
 
     monkeypatch.setattr(library, "differentiate", wrong)
     assert str(reason_against_family(family, torch.device("cpu"))).startswith("the gradient of q is wrong, ")

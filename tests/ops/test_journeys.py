@@ -1,6 +1,5 @@
 """How far a reader has to go from the operator to the mathematics: the files of ours that a call enters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +12,12 @@ from diff_transformer.ops.cpu.cpu_build import is_faster
 from journeys import files_entered
 
 
-@pytest.fixture
-def attend() -> Callable[..., Any]:
-    torch.manual_seed(0)
-    q, k, v = torch.randn(1, 2, 2, 3, 8), torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16)
-    return lambda **options: diff_attention(q.requires_grad_(), k, v, torch.tensor(0.5), is_causal=True, **options)
+def attend(**options: Any) -> torch.Tensor:
+    q, k, v = torch.randn(1, 2, 2, 3, 8, requires_grad=True), torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16)
+    return diff_attention(q, k, v, torch.tensor(0.5), is_causal=True, **options)
 
 
-def test_from_the_operator_to_equation_1(attend: Callable[..., Any]) -> None:
+def test_from_the_operator_to_equation_1() -> None:
     files = files_entered(lambda: attend(backend="reference"), "softmax_maps")
     assert len(files) <= 4, files
     masked = files_entered(
@@ -31,7 +28,7 @@ def test_from_the_operator_to_equation_1(attend: Callable[..., Any]) -> None:
 
 @pytest.mark.skipif(not is_faster() or reason_against_cpu_kernel() is not None, reason="needs a kernel that auto takes")
 @pytest.mark.parametrize(("gradients", "until"), [(True, "cpu_attention"), (False, "decode_fast_path")])
-def test_from_the_operator_to_the_cpu_kernel(attend: Callable[..., Any], gradients: bool, until: str) -> None:
+def test_from_the_operator_to_the_cpu_kernel(gradients: bool, until: str) -> None:
     with torch.set_grad_enabled(gradients):
         files = files_entered(attend, until)
     assert len(files) <= 4, files

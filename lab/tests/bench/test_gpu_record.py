@@ -15,11 +15,12 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = ("gpu_record", "tune_kernels", "kernel_resources")
+Programs = Callable[[str], Any]  # imports a program by its name
 RIGHT = {"rows": [{"pass": "forward", "reason": None}]}
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
     """Imports a program of lab/benchmarks/ by its name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield __import__
@@ -38,7 +39,7 @@ def made_up(folder: Path, stages: dict[str, str]) -> Callable[[str, float], list
     return command
 
 
-def run(programs: Callable[[str], Any], folder: Path, limit: float = 30.0, **stages: str) -> dict[str, Any]:
+def run(programs: Programs, folder: Path, limit: float = 30.0, **stages: str) -> dict[str, Any]:
     program = programs("gpu_record")
     limits = dict.fromkeys(stages, limit)
     program.record(folder, made_up(folder, stages), os.environ, limits)
@@ -47,7 +48,7 @@ def run(programs: Callable[[str], Any], folder: Path, limit: float = 30.0, **sta
     return document
 
 
-def test_every_stage_has_its_place_in_the_record(programs: Callable[[str], Any], tmp_path: Path) -> None:
+def test_every_stage_has_its_place_in_the_record(programs: Programs, tmp_path: Path) -> None:
     document = run(programs, tmp_path, correctness=f"write({RIGHT})", tuning="write({'kept': True})")
     assert {name: stage["status"] for name, stage in document["stages"].items()} == {
         "correctness": "finished",
@@ -57,9 +58,7 @@ def test_every_stage_has_its_place_in_the_record(programs: Callable[[str], Any],
     assert "stopped" not in document
 
 
-def test_the_page_of_a_stage_is_printed(
-    programs: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_a_stage_is_printed(programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a machine's output holds is there also where its files are lost."""
     (page := tmp_path / "pages" / "times.md").parent.mkdir()
     page.write_text("| triton | 1.19 |", encoding="utf-8")
@@ -77,18 +76,14 @@ def test_the_page_of_a_stage_is_printed(
     ],
     ids=["wrong", "failed", "silent"],
 )
-def test_nothing_is_measured_after_wrong_results(
-    programs: Callable[[str], Any], tmp_path: Path, stage: str, reason: str
-) -> None:
+def test_nothing_is_measured_after_wrong_results(programs: Programs, tmp_path: Path, stage: str, reason: str) -> None:
     document = run(programs, tmp_path, correctness=stage, operator="write({})")
     assert document["stopped"].startswith(reason)
     assert list(document["stages"]) == ["correctness"]
 
 
 @pytest.mark.all
-def test_a_stage_is_stopped_at_its_limit_with_all_that_it_started(
-    programs: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_stage_is_stopped_at_its_limit_with_all_that_it_started(programs: Programs, tmp_path: Path) -> None:
     """What it had found is kept, and the next stage runs."""
     child = (
         "import subprocess; child = subprocess.Popen(['sleep', '600']); write({'child': child.pid}); time.sleep(600)"
@@ -114,7 +109,7 @@ def _has_ended(process: int) -> bool:
     return False
 
 
-def test_a_stage_that_fails_says_why_and_the_next_one_runs(programs: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_stage_that_fails_says_why_and_the_next_one_runs(programs: Programs, tmp_path: Path) -> None:
     look = "write(json.loads((folder / 'gpu-record.json').read_text())['stages'])"  # it is written after each stage
     document = run(programs, tmp_path, tests="write({'failed': 3}); sys.exit('three failed')", model=look)
     tests = document["stages"]["tests"]
@@ -124,7 +119,7 @@ def test_a_stage_that_fails_says_why_and_the_next_one_runs(programs: Callable[[s
 
 
 def test_a_rehearsal_does_not_replace_the_real_record(
-    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu_record.py", "--rehearsal"])
     with pytest.raises(SystemExit):
@@ -133,7 +128,7 @@ def test_a_rehearsal_does_not_replace_the_real_record(
 
 
 def test_the_notebook(
-    programs: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its cells of Python run, with the CPU in the GPU's place, and the record's command is one that there is."""
     notebook = json.loads((BENCHMARKS / "gpu_record.ipynb").read_text(encoding="utf-8"))
@@ -159,7 +154,7 @@ def test_the_notebook(
 
 
 def test_the_fastest_blocks_are_kept_only_where_results_are_right(
-    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
     tune = programs("tune_kernels")
@@ -178,9 +173,7 @@ def test_the_fastest_blocks_are_kept_only_where_results_are_right(
     assert json.loads(path.read_text(encoding="utf-8")) == {**known, "90": known["90"] | fastest}
 
 
-def test_the_kernels_take_measured_blocks(
-    programs: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_take_measured_blocks(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of their own capability, in half precision, without a mask."""
     pytest.importorskip("triton")
     tune = programs("tune_kernels")
@@ -203,7 +196,7 @@ def test_the_kernels_take_measured_blocks(
 # Kernels compiled ahead of time.
 
 
-def test_which_compiled_kernels_are_refused(programs: Callable[[str], Any]) -> None:
+def test_which_compiled_kernels_are_refused(programs: Programs) -> None:
     pytest.importorskip("triton")
     program = programs("kernel_resources")
     row = {"kernel": "forward", "capability": 90, "spilled": 16, "shared": 227 * 1024, "may_spill": False}

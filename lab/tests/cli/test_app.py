@@ -1,22 +1,17 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import fails, interrupt
+from command_fixtures import run
+from commands import RETRIEVAL, fails, interrupt
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SCRIPT = str(Path(sys.executable).with_name("diff-lab"))
-SMALL = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 2000, learning_rate: 1e-3, inspect_every: null}
-"""
+SMALL = f"{RETRIEVAL}train: {{steps: 2000, learning_rate: 1e-3, inspect_every: null}}\n"
 
 
 def python(code: str) -> subprocess.CompletedProcess:
@@ -43,7 +38,7 @@ def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path)
         assert word not in "".join(lines)
 
 
-def test_what_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> None:
+def test_what_does_not_exist_is_an_error_on_stderr() -> None:
     fails(run("trian"), "Did you mean 'train'? See ")
     fails(run("report", "--nonsense"), "--nonsense", "See ", " report --help.")
 
@@ -53,11 +48,11 @@ def test_what_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> N
     [["plan"], ["plan", "tiny", "--gpus", "many"], ["tokenizer", "make"], ["tokenizer", "train", "--vocab-size", 257]],
     ids=str,
 )
-def test_a_wrong_command_line_is_one_line(arguments: list[Any], run: Callable[..., Any]) -> None:
+def test_a_wrong_command_line_is_one_line(arguments: list[Any]) -> None:
     fails(run(*arguments), " --help.")
 
 
-def test_no_command_of_a_group_shows_its_help(run: Callable[..., Any]) -> None:
+def test_no_command_of_a_group_shows_its_help() -> None:
     result = run("tokenizer")
     assert result.exit_code == 2
     assert "Commands" in result.stdout

@@ -1,15 +1,13 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.bench import operator_bench, operator_candidates
-
-Run = Callable[..., Any]
 
 TINY = ["--length", 12, "--heads", 2, "--head-dim", 8, "--rounds", 5]
 TINY += ["--candidate", "sdpa_split_v", "--dtype", "float32"]
@@ -20,9 +18,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diff_lab.bench.benchmark.SAMPLE_SECONDS", 0.0)
 
 
-def test_bench_operator(run: Run, tmp_path: Path) -> None:
-    result = run("bench", "operator", *TINY, "--batch", 3, "--output", tmp_path)
-    assert result.exit_code == 0
+def test_bench_operator(tmp_path: Path) -> None:
+    result = succeeds(run("bench", "operator", *TINY, "--batch", 3, "--output", tmp_path))
     lines = result.stdout.splitlines()
     assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
     assert [line.split()[0] for line in lines[1:4]] == ["softmax", "auto", "sdpa_split_v"]
@@ -34,20 +31,16 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "operator-cpu.md").is_file()
 
 
-def test_results_are_only_printed_unless_a_folder_is_named(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_only_printed_unless_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     once = [*TINY, "--pass", "forward"]
-    result = run("bench", "operator", *once)
-    assert result.exit_code == 0
-    assert "sdpa_split_v" in result.stdout
+    result = succeeds(run("bench", "operator", *once), "sdpa_split_v")
     assert "--output" in result.stderr
     assert list(tmp_path.iterdir()) == []
     fails(run("bench", "operator", *once, "--overwrite"), "--overwrite goes with --output")
 
 
-def test_earlier_results_are_not_replaced_without_overwrite(run: Run, tmp_path: Path) -> None:
+def test_earlier_results_are_not_replaced_without_overwrite(tmp_path: Path) -> None:
     options = [*TINY, "--pass", "forward", "--output", tmp_path]
     for name in ("operator-cpu.json", "operator-cpu.md"):
         (tmp_path / name).write_text("before", encoding="utf-8")
@@ -59,7 +52,7 @@ def test_earlier_results_are_not_replaced_without_overwrite(run: Run, tmp_path: 
     assert "before" not in (tmp_path / "operator-cpu.md").read_text(encoding="utf-8")
 
 
-def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_candidate_ends_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
     result = run("bench", "operator", *TINY, "--pass", "forward", "--output", tmp_path)
     assert result.exit_code == 2
@@ -73,7 +66,7 @@ def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypa
     assert "| wrong |" in (tmp_path / "operator-cpu.md").read_text(encoding="utf-8")
 
 
-def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: Any, **parts: Any) -> None:  # the rows are finished by then
         raise KeyboardInterrupt
 
@@ -97,13 +90,13 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],
 )
-def test_bad_input_before_any_measurement(run: Run, tmp_path: Path, arguments: list[Any], message: str) -> None:
+def test_bad_input_before_any_measurement(tmp_path: Path, arguments: list[Any], message: str) -> None:
     fails(run("bench", *arguments, "--output", tmp_path), message)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("benchmark", ["operator", "model"])
-def test_bad_output_before_any_measurement(run: Run, tmp_path: Path, benchmark: str) -> None:
+def test_bad_output_before_any_measurement(tmp_path: Path, benchmark: str) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
     fails(run("bench", benchmark, "--output", file), "must be a folder that can be written", "it is a file")

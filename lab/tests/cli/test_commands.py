@@ -6,7 +6,6 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.record import Headline, Result
@@ -29,35 +29,36 @@ from running_server import new_model
 from tiny_demo import TINY
 from tokenizer_kinds import KINDS, llama_tokenizer
 
-Run = Callable[..., Any]
-
 
 def test_train_prints_results_to_stdout_and_progress_to_stderr(
-    run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine")
-    assert result.exit_code == 0
+    result = succeeds(run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine"))
     assert "37,184 parameters" in result.stdout
     assert "validation/loss" in result.stdout
     assert result.stdout.endswith("model: runs/mine/model\n")
     assert "mine · diff: step 2 of 2, loss" in result.stderr
     assert "\x1b" not in result.stdout + result.stderr
     fails(run("train", "tiny", f"data.paths={text_file}", "name=mine"), "already holds a run")
-    again = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine", "--resume")
-    assert again.exit_code == 0
+    succeeds(run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine", "--resume"))
 
 
-def test_train_resumes_or_begins(run: Run, text_file: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_shown(text_file: Path, tmp_path: Path) -> None:
+    recipe = ["tiny", f"data.paths={text_file}", "train.steps=1", "train.schedule=constant", "train.warmup_steps=0"]
+    done = succeeds(run("train", *recipe, "train.learning_rate=1e20", "--output", tmp_path / "run"))
+    assert "validation/loss nan" in done.stdout
+
+
+def test_train_resumes_or_begins(text_file: Path, tmp_path: Path) -> None:
     recipe = ["tiny", f"data.paths={text_file}", "train.steps=1", "--output", tmp_path / "run"]
     for words in ([*recipe, "--resume", "auto"], ["--resume=auto", *recipe], ["--resume", *recipe]):
-        done = run("train", *words)
-        assert done.exit_code == 0, done.stderr
+        succeeds(run("train", *words))
     fails(run("train", *recipe, "--resume=always"), "--resume takes no value or 'auto'", "'always'")
     assert "[auto]" in run("train", "--help").stdout
 
 
-def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_train_refuses_bad_input_before_it_reads_text(text_run: Path, tmp_path: Path) -> None:
     fails(run("train", "nowhere"), "There is no recipe 'nowhere'")
     fails(run("train", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", text_run), "already holds a run")
@@ -66,14 +67,13 @@ def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, 
     assert not (tmp_path / "new").exists()
 
 
-def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_trained_and_a_recipe_takes_it(text_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bpe"
     trained = run("tokenizer", "train", text_file, "--vocab-size", 270, "--output", folder)
     assert (trained.exit_code, trained.stdout) == (0, f"270 tokens: {folder}\n")
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_tokens=256"]
     settings = [*sizes, f"data.paths={text_file}", f"data.tokenizer={folder}", "train.steps=1"]
-    first = run("train", "tiny", *settings, "--output", tmp_path / "run")
-    assert first.exit_code == 0
+    first = succeeds(run("train", "tiny", *settings, "--output", tmp_path / "run"))
     assert "tokenised: 1 documents, " in first.stderr
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["vocab_size"] == 270
@@ -82,10 +82,9 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path,
     fails(run("tokenizer", "train", text_file, "--output", folder), "--output must be a new folder")
 
 
-def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
+def test_generate_goes_on_from_the_prompt(text_run: Path) -> None:
     def written(*options: Any) -> str:
-        result = run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 12, *options)
-        assert result.exit_code == 0
+        result = succeeds(run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 12, *options))
         assert result.stderr == ""
         assert result.stdout.startswith("to be")
         return result.stdout
@@ -97,7 +96,7 @@ def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
     assert written("--top-p", 1e-9) == written("--greedy")
 
 
-def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_streams(text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     put = StdoutStreamer.put
     monkeypatch.setattr(StdoutStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
@@ -130,24 +129,21 @@ def test_control_characters_do_not_reach_a_terminal_and_all_others_do(
     assert written(text, terminal=False) == written(text, terminal=True) == f"{text}\n"
 
 
-def test_generate_writes_what_decode_gives(run: Run, tmp_path: Path) -> None:
+def test_generate_writes_what_decode_gives(tmp_path: Path) -> None:
     """With a tokenizer of Llama 2's kind, which would leave out a space of each line's indentation."""
     tokenizer = llama_tokenizer()
     model = new_model(vocabulary=len(tokenizer)).float()
     for part in (tokenizer, model):
         part.save_pretrained(tmp_path / "model")
     prompt = "def f(x):\n    if x:\n        \u3000to be"
-    result = run("generate", tmp_path / "model", "--prompt", prompt, "--greedy", "--max-new-tokens", 30)
-    assert result.exit_code == 0
+    result = succeeds(run("generate", tmp_path / "model", "--prompt", prompt, "--greedy", "--max-new-tokens", 30))
     tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
     (out,) = model.generate(tokens, max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert result.stdout == tokenizer.decode(out, skip_special_tokens=True) + "\n"
     assert result.stdout.startswith(prompt)
 
 
-def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
-    run: Run, text_run: Path, retrieval_run: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_missing_or_not_ours_is_named(text_run: Path, retrieval_run: Path, tmp_path: Path) -> None:
     def generate(folder: Path) -> Any:
         return run("generate", folder, "--prompt", "x")
 
@@ -167,7 +163,7 @@ def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
 
 
 def test_the_weights_of_a_checkpoint_are_those_that_were_written(
-    run: Run, text_run: Path, text_file: Path, tmp_path: Path
+    text_run: Path, text_file: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "step-000002"
     shutil.copytree(text_run / "checkpoints" / "step-000002", folder)
@@ -185,15 +181,12 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
     assert damaged in result.stderr
 
 
-def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_file: Path) -> None:
-    result = run("eval", retrieval_run)
-    assert result.exit_code == 0
-    for text in ("accuracy ↑", "chance", "floor", "attention to the answer"):
-        assert text in result.stdout
+def test_eval_measures_the_retrieval_task(retrieval_run: Path, text_file: Path) -> None:
+    succeeds(run("eval", retrieval_run), "accuracy ↑", "chance", "floor", "attention to the answer")
     fails(run("eval", retrieval_run, "--text", text_file), "has no tokenizer")
 
 
-def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_report_prints_where_the_page_is(text_run: Path, tmp_path: Path) -> None:
     result = run("report", text_run)
     assert (result.exit_code, result.stdout) == (0, f"{text_run / 'report.html'}\n")
     assert (text_run / "report.html").is_file()
@@ -205,7 +198,7 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
     fails(run("report", tmp_path), "is not a run folder")
 
 
-def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
+def test_report_sets_out_experiments(tmp_path: Path) -> None:
     records = [
         Result(name=name, variant=variant, value=2.0, seed=0, better="lower", coordinates=coordinates)
         for variant in ("diff", "softmax")
@@ -226,7 +219,7 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
 
 
-def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_tells_versions_what_can_run_and_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
 
     def without_onnx(name: str) -> str:
@@ -235,8 +228,7 @@ def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, mo
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without_onnx)
-    result = run("info")
-    assert result.exit_code == 0
+    result = succeeds(run("info"))
     rows = {line[:28].strip() for line in result.stdout.splitlines()}
     for backend in BACKENDS:
         assert any(row.startswith(f"backend {backend} on cpu") for row in rows)
@@ -245,15 +237,14 @@ def test_info_tells_versions_what_can_run_and_what_is_not_installed(run: Run, mo
 
 
 @pytest.mark.all
-def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_ends_with_a_table_a_page_and_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import diff_lab.experiments.demo as module
 
     monkeypatch.setattr(module, "FAST_DEMO", TINY)
     monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/demo-fast")
-    result = run("demo", "--fast", "--seed", 1)
-    assert result.exit_code == 0
+    result = succeeds(run("demo", "--fast", "--seed", 1))
     for text in ("accuracy, 2 pairs ↑", "λ × 0.5 ↑", "Transformer", f"page:     {folder / 'report.html'}\n"):
         assert text in result.stdout
     assert str(folder / "softmax" / "model") in result.stdout
@@ -284,7 +275,7 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, tmp_path: Path, monk
 
 
 def test_datasets_is_asked_for_where_it_is_read_alone(
-    run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     for command, *options in (
@@ -292,17 +283,16 @@ def test_datasets_is_asked_for_where_it_is_read_alone(
         ("export", tmp_path / "shared"),
         ("eval", "--text", text_file, "--output", tmp_path / "results.json"),
     ):
-        result = run(command, text_run, *options)
-        assert result.exit_code == 0
+        result = succeeds(run(command, text_run, *options))
         assert all(line.endswith(" …") for line in result.stderr.splitlines())
 
 
-def test_generate_names_the_command_that_converts(run: Run, tmp_path: Path) -> None:
+def test_generate_names_the_command_that_converts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     fails(run("generate", tmp_path, "--prompt", "x"), "`diff-transformer convert --help` lists the layouts")
 
 
-def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_weights_have_the_permissions_of_other_files(text_run: Path, tmp_path: Path) -> None:
     assert run("export", text_run, tmp_path / "exported").exit_code == 0
     assert run("convert", text_run, tmp_path / "converted", "--to", "microsoft").exit_code == 0
     files = [file for folder in (text_run, tmp_path) for file in folder.rglob("*") if file.is_file()]
@@ -311,7 +301,7 @@ def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, t
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {stat.S_IMODE((tmp_path / "fresh").stat().st_mode)}
 
 
-def test_generate_refuses_what_cannot_be(run: Run, text_run: Path) -> None:
+def test_generate_refuses_what_cannot_be(text_run: Path) -> None:
     """Numbers out of range, and what the context cannot hold, of which it fills all."""
     for options, message in (
         (("x", "--temperature", 0), "--temperature must be above 0, got 0.0"),
@@ -327,7 +317,7 @@ def test_generate_refuses_what_cannot_be(run: Run, text_run: Path) -> None:
         assert run("generate", text_run, "--prompt", *options).exit_code == 0
 
 
-def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_generate_takes_any_folder_that_holds_the_model(text_run: Path, tmp_path: Path) -> None:
     """Of an unfinished run the newest checkpoint."""
     options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
     generated = run("generate", text_run, *options).stdout
@@ -341,7 +331,7 @@ def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path
     fails(run("generate", unfinished, *options), "step-1000000' holds no weights")
 
 
-def test_a_broken_file_of_a_model_is_named(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_a_broken_file_of_a_model_is_named(text_run: Path, tmp_path: Path) -> None:
     model = shutil.copytree(text_run / "model", tmp_path / "model")
 
     def generated() -> Any:

@@ -1,22 +1,15 @@
 """`diff-lab compare`: what it says before and after, what it refuses, and its results beside others."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from commands import fails
+from command_fixtures import run
+from commands import RETRIEVAL, fails, succeeds
 from diff_lab.results_files import read_results
 
-Run = Callable[..., Any]
-RECIPE = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 4, learning_rate: 2e-3, inspect_every: null}
-"""
+RECIPE = f"{RETRIEVAL}train: {{steps: 4, learning_rate: 2e-3, inspect_every: null}}\n"
 OF_TEXT = RECIPE.replace("{kind: retrieval, length: 32, num_pairs: 2,", "{kind: text, length: 16,").replace(
     "validation_sequences: 4", "validation_tokens: 64, validation_fraction: 0.3"
 )
@@ -30,7 +23,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> None:
+def test_options_of_what_is_measured(recipe: Path, tmp_path: Path) -> None:
     command = ("compare", recipe, "train.steps=2", *ONE, "--output", tmp_path / "out")
     fails(run(*command, "--option", "sequence=3"), "sequence", "sequences")
     assert not (tmp_path / "out").exists()
@@ -41,7 +34,7 @@ def test_options_of_what_is_measured(run: Run, recipe: Path, tmp_path: Path) -> 
     assert queries == {3}
 
 
-def test_a_wrong_option_is_refused_before_any_text_is_read(run: Run, tmp_path: Path) -> None:
+def test_a_wrong_option_is_refused_before_any_text_is_read(tmp_path: Path) -> None:
     recipe = tmp_path / "of text.yaml"
     recipe.write_text(OF_TEXT, encoding="utf-8")
     command = ("compare", recipe, "data.paths=[nowhere]", "--output", tmp_path / "out")
@@ -52,12 +45,11 @@ def test_a_wrong_option_is_refused_before_any_text_is_read(run: Run, tmp_path: P
 
 @pytest.mark.all
 def test_a_comparison_ends_with_its_table_and_a_report(
-    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ("compare", recipe, "train.steps=3", *ONE)
-    result = run(*command)
-    assert result.exit_code == 0
+    result = succeeds(run(*command))
     folder = Path("runs") / "compare-mine"
     written = read_results(folder / "recipe_mine.json")
     assert written.settings["request"]["recipe"]["train"]["steps"] == 3
@@ -91,7 +83,7 @@ def test_a_comparison_ends_with_its_table_and_a_report(
     assert "DIFF V2 − Transformer" in (folder / "RESULTS.md").read_text(encoding="utf-8")
 
 
-def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_text_is_what_is_compared_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIFF_TRANSFORMER_CACHE", str(tmp_path / "cache"))
     recipe, text = tmp_path / "of text.yaml", tmp_path / "novels"
     recipe.write_text(OF_TEXT, encoding="utf-8")
@@ -101,8 +93,7 @@ def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeyp
             f"Chapter {number}. A dark night, {number} times {number}. " * 6, encoding="utf-8"
         )
     settings = ("--text", text, *ONE, "--output", tmp_path / "out")
-    result = run("compare", recipe, *settings)
-    assert result.exit_code == 0
+    result = succeeds(run("compare", recipe, *settings))
     written = read_results(tmp_path / "out" / "recipe_mine.json")
     request = written.settings["request"]
     assert request["recipe"]["data"]["paths"] == [str(text)]
@@ -117,7 +108,7 @@ def test_the_users_text_is_what_is_compared_on(run: Run, tmp_path: Path, monkeyp
     assert not (tmp_path / "none").exists()
 
 
-def test_what_cannot_be_compared_is_one_sentence(run: Run, recipe: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_sentence(recipe: Path, tmp_path: Path) -> None:
     output = ("--output", tmp_path / "none")
     fails(run("compare", "nosuch", *output), "There is no recipe 'nosuch'; shipped ones are")
     fails(run("compare", recipe, "train.step=1", *output), "unknown key 'train.step'; did you mean 'train.steps'?")

@@ -1,9 +1,7 @@
 """An encoder from its recipe to its numbers: `train`, `eval`, `plan`, `export`, and what is refused of it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,8 @@ import torch.nn.functional as F
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.data import MaskedTextBatches
 from diff_lab.files import read_metrics
 from diff_lab.measure.standard import label_scores
@@ -19,7 +18,6 @@ from diff_lab.results_files import read_results
 from diff_lab.train import build_data, load_recipe
 from diff_transformer.cli.checkpoints import load_tokenizer
 
-Run = Callable[..., Any]
 SETTINGS = [
     *("model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2", "model.head_dim=8"),
     *("data.length=64", "data.batch_size=8", "data.validation_tokens=2048", "data.validation_fraction=0.2"),
@@ -37,14 +35,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(run: Run, text: Path) -> Path:
+def trained(text: Path) -> Path:
     folder = text.parent / "run"
-    done = run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", folder)
-    assert done.exit_code == 0, done.output
+    succeeds(run("train", "masked", *SETTINGS, f"data.paths=['{text}']", "--output", folder))
     return folder
 
 
-def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Path) -> None:
+def test_training_and_numbers(trained: Path, text: Path, tmp_path: Path) -> None:
     lines = read_metrics(trained / "metrics.jsonl")
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
     last = lines[-1]
@@ -75,7 +72,7 @@ def test_training_and_numbers(run: Run, trained: Path, text: Path, tmp_path: Pat
     assert other["validation/accuracy"].n != targets
 
 
-def test_it_fills_masks_and_does_nothing_that_is_for_causal_models(run: Run, trained: Path) -> None:
+def test_it_fills_masks_and_does_nothing_that_is_for_causal_models(trained: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     model = AutoModelForMaskedLM.from_pretrained(trained / "model")
     fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=1)
@@ -84,9 +81,8 @@ def test_it_fills_masks_and_does_nothing_that_is_for_causal_models(run: Run, tra
     fails(run("generate", trained, "--prompt", "a"), "must have is_causal True, got False")
 
 
-def test_plan_and_export(run: Run, trained: Path, tmp_path: Path) -> None:
-    done = run("plan", trained / "recipe.yaml", "--json")
-    assert done.exit_code == 0, done.output
+def test_plan_and_export(trained: Path, tmp_path: Path) -> None:
+    done = succeeds(run("plan", trained / "recipe.yaml", "--json"))
     plan = json.loads(done.stdout)
     parameters = AutoModelForMaskedLM.from_pretrained(trained / "model").num_parameters()
     assert plan["parameters"] == parameters

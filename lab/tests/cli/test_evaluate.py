@@ -3,14 +3,14 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.cli.recipe_options import find_recipe
 from diff_lab.data import byte_tokenizer
 from diff_lab.data.batches import IGNORED
@@ -19,10 +19,8 @@ from diff_lab.results_files import read_results
 from diff_lab.train import build_data, load_recipe
 from harness_tasks import write_lines, write_task
 
-Run = Callable[..., Any]
 
-
-def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_is_measured_with_its_own_tokenizer(tmp_path: Path) -> None:
     text = tmp_path / "corpus.txt"
     text.write_text("the cat sat on the mat and the dog lay by the door. " * 200, encoding="utf-8")
     folder = tmp_path / "run"
@@ -49,10 +47,9 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lines(path, lines)
 
 
-def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
+def test_questions_of_ones_own_are_measured(text_run: Path, questions: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    result = run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1))
     written = read_results(output)
     assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
     assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
@@ -66,13 +63,12 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     assert "paper" not in result.stdout
 
 
-def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
+def test_the_paper_stands_beside_what_was_measured(text_run: Path, questions: Path, tmp_path: Path) -> None:
     for name in ("piqa", "hellaswag"):
         write_task(tmp_path / "tasks", name, ["or not to be" * 5, "xyz"])
     output = tmp_path / "results.json"
     options = ("--include-path", tmp_path / "tasks", "--limit", 2, "--num-fewshot", 0, "--output", output)
-    result = run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--tasks", f"piqa, hellaswag,{questions}", *options))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
     numbers = {row[0]: [row[2], *row[4:]] for row in rows}
     assert numbers["piqa/acc ↑"] == ["2", "0.768", "0.767", "0.760"]
@@ -88,9 +84,7 @@ def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, que
     assert notes[0].split(" longer")[0] in result.stdout
 
 
-def test_what_is_done_is_kept_where_a_later_task_fails(
-    run: Run, text_run: Path, questions: Path, tmp_path: Path
-) -> None:
+def test_what_is_done_is_kept_where_a_later_task_fails(text_run: Path, questions: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"context": "", "choices": ["a", "b" * 80], "answer": 0}), encoding="utf-8")
     output = tmp_path / "results.json"
@@ -111,7 +105,7 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Path) -> None:
+def test_options_that_do_not_go_together(text_run: Path, questions: Path) -> None:
     fails(run("eval", text_run, "--tasks", questions, "--text", questions), "--text does not go with --tasks")
     fails(run("eval", text_run, "--tasks", questions, "--measure", "repeats"), "--measure does not go with --tasks")
     for option in ("--limit", "--num-fewshot", "--batch-size", "--include-path"):
@@ -122,11 +116,10 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
     assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
 
 
-def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
+def test_a_measurement_is_taken_by_its_name(text_run: Path, tmp_path: Path) -> None:
     """It is the standard one, on the run's own data, that is taken without a name."""
     output = tmp_path / "standard.json"
-    result = run("eval", text_run, "--measure", "standard", "--output", output)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", text_run, "--measure", "standard", "--output", output))
     written = read_results(output)
     unnamed = run("eval", text_run, "--output", tmp_path / "unnamed.json")
     assert "bits per byte ↓" in unnamed.stdout
@@ -140,12 +133,8 @@ def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: 
     fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
 
 
-def test_a_measurement_for_any_model_takes_one_that_is_not_ours(
-    run: Run, llama: Path, questions: Path, tmp_path: Path
-) -> None:
-    answered = run("eval", llama, "--tasks", questions)
-    assert answered.exit_code == 0
-    assert "llama" in answered.stdout
+def test_a_measurement_for_any_model_takes_one_that_is_not_ours(llama: Path, questions: Path, tmp_path: Path) -> None:
+    succeeds(run("eval", llama, "--tasks", questions), "llama")
     folder, output = tmp_path / "text", tmp_path / "results.json"
     folder.mkdir()
     for number in range(3):
@@ -164,7 +153,7 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(
     fails(run("eval", llama, "--tasks", questions), "is no causal language model: its model_type is 't5'")
 
 
-def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, text_file: Path, tmp_path: Path) -> None:
+def test_a_recipe_of_another_program_is_none_of_ours(text_run: Path, text_file: Path, tmp_path: Path) -> None:
     """llm-compressor writes a recipe.yaml beside the weights; one of ours that is broken is still an error."""
     copy = shutil.copytree(text_run, tmp_path / "run")
     recipe = copy / "model" / "recipe.yaml"
@@ -179,7 +168,7 @@ def test_a_recipe_of_another_program_is_none_of_ours(run: Run, text_run: Path, t
 
 
 def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
-    run: Run, text_run: Path, retrieval_run: Path, text_file: Path, tmp_path: Path
+    text_run: Path, retrieval_run: Path, text_file: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(text_run / "model", tmp_path / "run" / "model")
     shutil.copy(text_run / "recipe.yaml", tmp_path / "run")
@@ -194,7 +183,7 @@ def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
         assert "Loading" not in result.stderr
 
 
-def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+def test_every_record_has_a_row(retrieval_run: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     result = run("eval", retrieval_run, "--measure", "standard", "--option", "sequences=8", "--output", output)
     assert result.exit_code == 0
@@ -208,7 +197,7 @@ def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -
 
 
 @pytest.mark.all
-def test_measurements_of_a_run_on_many_shot_data_share_options(run: Run, tmp_path: Path) -> None:
+def test_measurements_of_a_run_on_many_shot_data_share_options(tmp_path: Path) -> None:
     data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
     sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
     settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
@@ -220,14 +209,13 @@ def test_measurements_of_a_run_on_many_shot_data_share_options(run: Run, tmp_pat
     options = [part for option in few for part in ("--option", option)]
     # What both have under one name must suit both.
     fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes cannot take 4 for shots", "a list")
-    result = run("eval", folder, *measures, *options, "--output", output)
-    assert result.exit_code == 0
+    result = succeeds(run("eval", folder, *measures, *options, "--output", output))
     written = read_results(output)
     assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
     assert written.settings["measures"]["episode_orders"]["shots"] == 32
 
 
-def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: Path) -> None:
+def test_a_measure_of_text_says_that_the_run_has_none(retrieval_run: Path) -> None:
     message = "The measure repeats needs text, and the run was trained on none: name some by --text."
     result = run("eval", retrieval_run, "--measure", "standard", "--measure", "repeats")
     fails(result, message)
@@ -236,7 +224,7 @@ def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: P
     fails(in_training, "The measure gradients_in_training is taken of an experiment's runs")
 
 
-def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
+def test_settings_of_another_kind_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     wrong = run("eval", nowhere, "--measure", "many_shot", "--option", "shots=abc")
     fails(wrong, "many_shot cannot take 'abc' for shots", "a list such as [16, 64]")
@@ -245,7 +233,7 @@ def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, t
     fails(run("eval", nowhere, "--measure", "many_shot", "--option", "shots=[4]"), "nowhere' does not exist")
 
 
-def test_measurements_that_there_are_not(run: Run, text_run: Path, text_file: Path) -> None:
+def test_measurements_that_there_are_not(text_run: Path, text_file: Path) -> None:
     fails(run("eval", text_run, "--measure", "repeat"), "There is no measure 'repeat'; did you mean 'repeats'?")
     fails(run("eval", text_run, "--measure", "zzz"), "There is no measure 'zzz'; there are standard, ")
     wrong = ("--measure", "standard", "--option", "sequence=3")

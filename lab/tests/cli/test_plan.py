@@ -1,18 +1,14 @@
 """`diff-lab plan`"""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
-from commands import fails
-
-Run = Callable[..., Any]
+from command_fixtures import run
+from commands import fails, succeeds
 
 
-def test_a_plan_is_printed(run: Run) -> None:
+def test_a_plan_is_printed() -> None:
     few = ("model.num_hidden_layers=2", "model.vocab_size=1000")
-    result = run("plan", "paper-3b", *few, "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
-    assert result.exit_code == 0
+    result = succeeds(run("plan", "paper-3b", *few, "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5))
     assert "\x1b" not in result.stdout
     for part in (
         "parameters       229,581,312",
@@ -27,7 +23,7 @@ def test_a_plan_is_printed(run: Run) -> None:
         assert part in result.stdout
 
 
-def test_this_machine_and_one_machine_of_gpus(run: Run) -> None:
+def test_this_machine_and_one_machine_of_gpus() -> None:
     printed = run("plan", "tiny").stdout
     assert "on               this machine's processor, precision no" in printed
     assert "memory           MiB on each when most is held" in printed
@@ -41,7 +37,7 @@ def test_this_machine_and_one_machine_of_gpus(run: Run) -> None:
     assert counted["messages"]["allreduce of 2"][1] == counted["gradients"]
 
 
-def test_bad_input(run: Run) -> None:
+def test_bad_input() -> None:
     fails(run("plan", "paper-3b", "--gpu", "tpu"), "GPU 'tpu' is not known; known ones are b200")
     fails(run("plan", "paper-4b"), "There is no recipe 'paper-4b'")
     fails(run("plan", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")

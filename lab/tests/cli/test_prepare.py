@@ -2,17 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from commands import fails, interrupt
+from command_fixtures import run
+from commands import fails, interrupt, succeeds
 from diff_lab.data import TextBatches
 from diff_lab.train import build_data, load_recipe
 
-Run = Callable[..., Any]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -32,11 +30,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_leaves_what_training_makes_and_training_finds_it(run: Run, text: Path, tmp_path: Path) -> None:
+def test_it_leaves_what_training_makes_and_training_finds_it(text: Path, tmp_path: Path) -> None:
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
-    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
-    assert result.exit_code == 0
+    result = succeeds(run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2))
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
     batches = data.batches
     assert isinstance(batches, TextBatches)
@@ -72,7 +69,7 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
     assert data.batches.source == uninterrupted.batches.source
 
 
-def test_bad_input(run: Run, tmp_path: Path) -> None:
+def test_bad_input(tmp_path: Path) -> None:
     fails(run("prepare", "retrieval"), "nothing to prepare: data of the kind 'retrieval' is made in training.")
     fails(run("prepare", "tiny", f"data.paths={tmp_path / 'none'}"), "There is no text file or folder")
     assert run("prepare", "tiny", "--workers", 0).exit_code == 2

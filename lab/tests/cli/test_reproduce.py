@@ -12,7 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.cli.recipe_options import parse_options
 from diff_lab.experiments.definitions import EXPERIMENTS, SHOWN_BY
 from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
@@ -23,7 +24,6 @@ from diff_lab.results_files import read_results
 from diff_lab.train import load_recipe
 from small_experiment import SMALL, TINY
 
-Run = Callable[..., Any]
 Add = Callable[..., None]
 ONE_SEED = replace(TINY, learning_rates=(), seeds=1)
 VERSION_2 = replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",))
@@ -47,9 +47,8 @@ def small(add: Add) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
-    result = run("reproduce", "recall", "--output", tmp_path)
-    assert result.exit_code == 0
+def test_an_experiment_ends_with_its_table(tmp_path: Path) -> None:
+    result = succeeds(run("reproduce", "recall", "--output", tmp_path))
     written = read_results(tmp_path / "recall.json")
     lines = result.stdout.splitlines()
     for row in written.comparisons:
@@ -85,10 +84,9 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.all
 @pytest.mark.usefixtures("small", "forked_workers")
-def test_trainings_run_at_the_same_time(run: Run, tmp_path: Path) -> None:
+def test_trainings_run_at_the_same_time(tmp_path: Path) -> None:
     """Every line of a log names the training; --workers 1 has the same numbers."""
-    beside = run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside")
-    assert beside.exit_code == 0
+    beside = succeeds(run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside"))
     assert "4 trainings, 2 at a time.\n" in beside.stderr
     lines = [line for line in beside.stderr.splitlines() if ": step " in line]
     assert {line.split(" · learning")[0] for line in lines} == {
@@ -116,7 +114,7 @@ def test_the_papers_size_has_a_page_with_a_command_for_each_table_and_figure() -
     assert {*trained} >= {"paper-3b", "paper-3b-64k", "paper-830m"}
 
 
-def test_what_one_cannot_do_keeps_no_other_from_being_done(run: Run, tmp_path: Path, add: Add) -> None:
+def test_what_one_cannot_do_keeps_no_other_from_being_done(tmp_path: Path, add: Add) -> None:
     """A wrong preset, or a bug, or a full memory."""
 
     def exhausted(preset: Preset, progress: Any) -> list[Result]:
@@ -139,21 +137,20 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(run: Run, tmp_path: P
         run("reproduce", "broken", "--output", tmp_path)
 
 
-def test_the_gpu_preset_is_refused_without_a_gpu(run: Run, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_preset_is_refused_without_a_gpu(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
     add("recall", {"cpu": TINY, "gpu": TINY})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     fails(run("reproduce", "recall", "--preset", "gpu"), "this machine has no GPU", "--preset cpu takes about 0.1 min")
 
 
-def test_the_list_has_every_experiment(run: Run) -> None:
-    result = run("reproduce", "--list")
-    assert result.exit_code == 0
+def test_the_list_has_every_experiment() -> None:
+    result = succeeds(run("reproduce", "--list"))
     for name in EXPERIMENTS:
         assert f" {name} " in result.stdout
     assert f"{EXPERIMENTS['fig8'].presets['cpu'].minutes:g} min" in result.stdout
 
 
-def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
     fails(run("reproduce", "nois"), "There is no experiment 'nois'; did you mean 'noise'?")
     fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
@@ -168,7 +165,7 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     assert run("reproduce", "noise", "--seeds", 0).exit_code == 2
 
 
-def test_text_goes_to_those_that_are_trained_on_it(run: Run, tmp_path: Path, add: Add) -> None:
+def test_text_goes_to_those_that_are_trained_on_it(tmp_path: Path, add: Add) -> None:
     words = tmp_path / "words"
     words.mkdir()
     for number in range(8):

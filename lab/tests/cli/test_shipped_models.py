@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import fresh
-from commands import fails
+from command_fixtures import run
+from commands import fails, succeeds
 from diff_lab.cli.eval_command import evaluate_measures
 from diff_lab.data import RetrievalBatches, TextFiles
 from diff_lab.data.corpus import training_text, validation_text
@@ -25,7 +26,6 @@ from diff_transformer import pretrained, pretrained_names, shipped_models
 from diff_transformer.model.configuration import code_files
 from full_run import short_run
 
-Run = Callable[..., Any]
 PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHIPPED = pretrained_names()
 NAMES = ["needles-diff", "novels-diff"]  # those that the tests pack
@@ -50,8 +50,8 @@ def packer() -> Any:
 def packed(packer: Any, text_run: Path, retrieval_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two tiny models, packed as those that come with the package."""
     root = tmp_path_factory.mktemp("weights")
-    for name, run in zip(NAMES, (retrieval_run, text_run), strict=True):
-        packer.pack(name, run, root, "0123abc", overwrite=False)
+    for name, folder in zip(NAMES, (retrieval_run, text_run), strict=True):
+        packer.pack(name, folder, root, "0123abc", overwrite=False)
     return root
 
 
@@ -102,7 +102,7 @@ def check_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", short_run(SHIPPED, SHIPPED[:1]))
-def test_a_model_of_the_package_has_its_stated_numbers(name: str, run: Run) -> None:
+def test_a_model_of_the_package_has_its_stated_numbers(name: str) -> None:
     check_model(name)
     if name.startswith("novels"):
         result = run("generate", name, "--prompt", "It was", "--max-new-tokens", 5)
@@ -186,10 +186,9 @@ def test_nothing_of_this_machine_is_in_a_folder(weights: Path, text_file: Path, 
     assert load_recipe(weights / "novels-diff" / "recipe.yaml").data.paths == [text_file.name]  # type: ignore[union-attr]
 
 
-def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path, tmp_path: Path) -> None:
+def test_a_copy_to_share_has_the_code_files_and_the_card(weights: Path, tmp_path: Path) -> None:
     assert "auto_map" not in (weights / "novels-diff" / "config.json").read_text()
-    result = run("export", "novels-diff", tmp_path / "mine")
-    assert result.exit_code == 0, result.stderr
+    succeeds(run("export", "novels-diff", tmp_path / "mine"))
     assert set(code_files()) < {file.name for file in (tmp_path / "mine").iterdir()}
     assert "auto_map" in (tmp_path / "mine" / "config.json").read_text()
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
@@ -200,11 +199,8 @@ def test_a_copy_to_share_has_the_code_files_and_the_card(run: Run, weights: Path
     assert "diff_transformer.pretrained" not in card
 
 
-def test_eval_takes_a_name_and_the_text_beside_the_model(
-    run: Run, weights: Path, text_file: Path, tmp_path: Path
-) -> None:
-    result = run("eval", "novels-diff", "--output", tmp_path / "results.json")
-    assert result.exit_code == 0
+def test_eval_takes_a_name_and_the_text_beside_the_model(weights: Path, text_file: Path, tmp_path: Path) -> None:
+    result = succeeds(run("eval", "novels-diff", "--output", tmp_path / "results.json"))
     assert result.stderr.splitlines() == [
         "Measured on held_out.jsonl in the model's folder, text that was kept from training.",
         "Loading novels-diff …",
@@ -215,15 +211,13 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
     values = [[one.value for one in read_results(file).records] for file in files]
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert "held_out" not in run("eval", "novels-diff", "--text", text_file).stderr
-    needles = run("eval", "needles-diff")
-    assert needles.exit_code == 0
+    needles = succeeds(run("eval", "needles-diff"))
     assert needles.stderr.splitlines() == ["Loading needles-diff …", "Measuring …"]
     assert "chance" in needles.stdout
 
 
-def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, weights: Path) -> None:
-    result = run("generate", "--prompt", "to be", "--max-new-tokens", 8, "--greedy")
-    assert result.exit_code == 0
+def test_generate_without_a_checkpoint_takes_the_model_of_the_package(weights: Path) -> None:
+    result = succeeds(run("generate", "--prompt", "to be", "--max-new-tokens", 8, "--greedy"))
     assert (
         result.stdout == run("generate", "novels-diff", "--prompt", "to be", "--max-new-tokens", 8, "--greedy").stdout
     )
@@ -237,7 +231,7 @@ def test_generate_without_a_checkpoint_takes_the_model_of_the_package(run: Run, 
     fails(run("generate", "needles-diff", "--prompt", "x"), "has no tokenizer")
 
 
-def test_a_package_without_models_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_models_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path / "weights")
     assert pretrained_names() == []
     with pytest.raises(ValueError, match="'novels-diff': this copy of the package was built without trained models"):
@@ -264,7 +258,7 @@ def test_a_program_needs_one_import_and_the_name(weights: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "DiffTransformerForCausalLM to be\n"), done.stderr[-1000:]
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(run: Run, weights: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones(weights: Path) -> None:
     assert pretrained_names() == NAMES
     message = "The package has no model 'novel-diff', only needles-diff, novels-diff; did you mean 'novels-diff'?"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -274,7 +268,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(run: Run, weights: Path
 
 
 def test_a_folder_of_the_same_name_comes_first(
-    run: Run, weights: Path, retrieval_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: Path, retrieval_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(retrieval_run / "model", tmp_path / "novels-diff")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,9 @@ import pytest
 
 import commands
 import forked
+from command_fixtures import run
 
-RECIPE = """
-name: mine
-model: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, head_dim: 8}
-data: {kind: retrieval, length: 32, num_pairs: 2, batch_size: 2, validation_sequences: 4}
-train: {steps: 50, learning_rate: 2e-3, inspect_every: null, device: cpu}
-"""
+RECIPE = f"{commands.RETRIEVAL}train: {{steps: 50, learning_rate: 2e-3, inspect_every: null, device: cpu}}\n"
 COMPARE = ["--seeds", "1", "--learning-rates", "2e-3", "--option", "sequences=2", "--workers", "1"]
 
 
@@ -93,7 +88,7 @@ def test_a_stream_that_is_not_there(streams: str, code: int, said: str, tmp_path
     assert (tmp_path / "made").read_text() == "made"
 
 
-def test_a_full_disk_leaves_no_part_of_a_tokenizer(run: Callable[..., Any], text_file: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_part_of_a_tokenizer(text_file: Path, tmp_path: Path) -> None:
     command = ["tokenizer", "train", text_file, "--vocab-size", 270, "--output", tmp_path / "made"]
     with commands.largest_file(1000):
         commands.fails(run(*command), "There is no room on the disk: File too large")

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from commands import largest_file
 from diff_lab.data import TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, trained_bpe
 from diff_lab.data.corpus import training_text
 from diff_lab.data.token_cache import TokenCache
@@ -165,14 +165,9 @@ def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, disk: Any)
 @pytest.mark.parametrize("size", [10, 60])
 def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
     """In the tokens, in the list of documents; where there is room again, it resumes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     message = f"The cache '{tmp_path}/tokens/.*' cannot be written: there is no room for it .*File too large.* are free"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        with pytest.raises(OSError, match=message) as raised:
-            prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with largest_file(size), pytest.raises(OSError, match=message) as raised:
+        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
     assert "\n" not in str(raised.value)
     assert prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path).tokens.tolist() == expected(DOCUMENTS)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+import made_up_results
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Better, Comparison, Headline, Result, ResultsFile
 from diff_lab.report.findings import ExperimentResults, holds_experiments, read_experiments
@@ -40,19 +41,10 @@ def records(
     better: Better | None = "lower",
     **more: Any,
 ) -> list[Result]:
-    """A measure of two variants that are so far apart, seed by seed."""
-    return [
-        Result(
-            name=name,
-            variant=variant,
-            value=2.0 + 0.01 * seed + apart * (variant == variants[0]),
-            seed=seed,
-            better=better,
-            **more,
-        )
-        for seed, apart in enumerate(differences)
-        for variant in variants
-    ]
+    """A measure of two variants that are so far apart, seed by seed; both are lost where the difference is."""
+    seconds = [2.0 + 0.01 * seed + 0 * apart for seed, apart in enumerate(differences)]
+    firsts = [second + apart for second, apart in zip(seconds, differences, strict=True)]
+    return made_up_results.measured(name, dict(zip(variants, (firsts, seconds), strict=True)), better=better, **more)
 
 
 def outcomes() -> ResultsFile:

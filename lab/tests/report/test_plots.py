@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
+import made_up_results
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Baseline, Comparison, Headline, Result
 from diff_lab.report.figures import Drawing, Series, experiment_figures, line_plot, variant_style
@@ -74,18 +75,11 @@ def test_a_long_title_and_a_long_legend_lie_within_the_figure() -> None:
 
 def records(positions: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
     """A measure of the twins with a seed for each value, larger by 0.1 at each place after the first."""
-    return [
-        Result(
-            name=name,
-            variant=variant,
-            value=value + 0.1 * number + (variant == "softmax"),
-            seed=seed,
-            coordinates=position,
-        )
-        for number, position in enumerate(positions)
-        for variant in ("diff", "softmax")
-        for seed, value in enumerate(values)
-    ]
+    found = []
+    for number, position in enumerate(positions):
+        diff = [value + 0.1 * number for value in values]
+        found += made_up_results.measured(name, {"diff": diff, "softmax": [x + 1 for x in diff]}, coordinates=position)
+    return found
 
 
 def along(name: str, *values: Any, **others: Any) -> list[Coordinates]:

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,98 +28,78 @@ pytestmark = [
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALF)
 
+
+def one(n: int, s: int | None = None, **more: Any) -> Case:
+    """One sequence of one head, unless it is said otherwise, with N queries and N or S keys."""
+    return Case(**{"batch": 1, "heads": 1, "key_heads": 1, "queries": n, "keys": s or n, **more})
+
+
 # A block has up to 64 queries, a chunk 96 keys (256 with AMX), a strip 64 channels; up to 8 queries for each key head
 # (4 where instructions multiply bfloat16), or 16 where threads would be idle, take the path for few queries, which
 # shares out 256 keys or more to a task.
 CASES = {
-    "one block, one chunk": Case(batch=1, heads=1, key_heads=1, queries=64, keys=96, d=16, dv=32),
-    "one more of each": Case(batch=1, heads=1, key_heads=1, queries=65, keys=97, d=17, dv=33),
-    "two blocks, two chunks, causal": Case(batch=1, heads=2, queries=128, keys=192, d=8, dv=16, is_causal=True),
-    "widths beyond a strip": Case(batch=1, heads=1, key_heads=1, queries=20, keys=30, d=80, dv=144, gain=1.5),
-    "widths of several strips, odd": Case(batch=1, heads=1, key_heads=1, queries=7, keys=9, d=129, dv=193, gain=1.2),
-    "blocks across the heads of a group": Case(
-        batch=2, heads=6, key_heads=2, queries=25, keys=40, is_causal=True, lam="full"
+    "one block, one chunk": one(64, 96, d=16, dv=32),
+    "one more of each": one(65, 97, d=17, dv=33),
+    "two blocks, two chunks, causal": one(128, 192, heads=2, key_heads=2, d=8, dv=16, is_causal=True),
+    "widths beyond a strip": one(20, 30, d=80, dv=144, gain=1.5),
+    "widths of several strips, odd": one(7, 9, d=129, dv=193, gain=1.2),
+    "blocks across the heads of a group": one(25, 40, batch=2, heads=6, key_heads=2, is_causal=True, lam="full"),
+    "blocks within the heads of a group": one(
+        70, batch=2, heads=4, key_heads=2, is_causal=True, lam="per token", layout="expanded"
     ),
-    "blocks within the heads of a group": Case(
-        batch=2, heads=4, key_heads=2, queries=70, keys=70, is_causal=True, lam="per token", layout="expanded"
+    "narrow window": one(130, window=5, is_causal=True),
+    "window, heads in one block": one(30, 150, heads=4, window=40, is_causal=True),
+    "wide window, not causal": one(80, 200, window=90),
+    "window that begins near the end of the last chunk": one(10, 256, window=2, is_causal=True),
+    "window across the end of a chunk": one(70, 590, heads=2, window=37, is_causal=True),
+    "many blind queries": one(150, 40, heads=2, is_causal=True),
+    "mask over several chunks": one(70, 210, batch=2, heads=2, key_heads=2, mask="bool (B, H, N, S)"),
+    "additive mask over several chunks": one(70, 210, batch=2, heads=2, key_heads=2, mask="add -inf (B, 1, N, S)"),
+    "padding over several chunks": one(40, 210, batch=2, heads=2, key_heads=2, mask="bool (B, 1, 1, S)"),
+    "padding, heads in one block": one(20, 110, batch=3, heads=4, mask="bool (B, 1, 1, S)", is_causal=True),
+    "mask by head, heads in one block": one(20, 110, heads=4, mask="bool (H, 1, S)"),
+    "shared keys": one(70, 100, heads=4, key_heads=2, key_maps=1, dv=4, is_causal=True),
+    "few queries, many keys": one(2, 700, heads=2, is_causal=True),
+    "few queries, wide and odd": one(3, 70, d=70, dv=137, gain=1.3),
+    "few queries, window": one(3, 600, heads=2, key_heads=2, window=70, is_causal=True),
+    "few queries, parts that begin anywhere": one(1, 3000, d=4, dv=8, window=2967, is_causal=True),
+    "few queries, mask": one(2, 300, batch=2, heads=2, key_heads=2, mask="bool (B, 1, 1, S)", is_causal=True),
+    "few queries, additive mask": one(2, 300, batch=2, heads=2, key_heads=2, mask="add -inf (B, 1, N, S)"),
+    "few queries, shared keys": one(1, 300, batch=2, heads=4, key_heads=2, key_maps=1, is_causal=True),
+    "documents": one(432, heads=2, documents=(63, 1, 111, 257), is_causal=True, lam="full"),
+    "documents, not causal": one(432, documents=(63, 1, 111, 0, 257), layout="projection"),
+    "documents, window, shared keys": one(
+        200, heads=4, key_heads=2, key_maps=1, documents=(97, 2, 101), window=33, dv=4
     ),
-    "narrow window": Case(batch=1, heads=1, key_heads=1, queries=130, keys=130, window=5, is_causal=True),
-    "window, heads in one block": Case(batch=1, heads=4, key_heads=1, queries=30, keys=150, window=40, is_causal=True),
-    "wide window, not causal": Case(batch=1, heads=1, key_heads=1, queries=80, keys=200, window=90),
-    "window that begins near the end of the last chunk": Case(
-        batch=1, heads=1, key_heads=1, queries=10, keys=256, window=2, is_causal=True
+    "documents, mask": one(
+        300, heads=2, key_heads=2, documents=(150, 53, 97), mask="bool (B, 1, 1, S)", is_causal=True
     ),
-    "window across the end of a chunk": Case(
-        batch=1, heads=2, key_heads=1, queries=70, keys=590, window=37, is_causal=True
+    "documents, additive mask": one(200, documents=(101, 99), mask="add -inf (B, 1, N, S)"),
+    "documents, heads in one block": one(25, heads=6, documents=(7, 5, 13), is_causal=True, lam="per token"),
+    "documents of one token": one(130, heads=2, key_heads=2, documents=(1,) * 130, is_causal=True),
+    "few queries, documents": one(4, documents=(1, 3), is_causal=True),
+    "sixteen queries of one key head, documents": one(16, documents=(3, 9, 0, 4), d=20, window=6),
+    "a chunk of queries for each head": one(
+        4, 300, batch=2, heads=4, key_heads=2, d=80, dv=96, gain=1.5, is_causal=True
     ),
-    "many blind queries": Case(batch=1, heads=2, key_heads=1, queries=150, keys=40, is_causal=True),
-    "mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="bool (B, H, N, S)"),
-    "additive mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="add -inf (B, 1, N, S)"),
-    "padding over several chunks": Case(batch=2, heads=2, queries=40, keys=210, mask="bool (B, 1, 1, S)"),
-    "padding, heads in one block": Case(
-        batch=3, heads=4, key_heads=1, queries=20, keys=110, mask="bool (B, 1, 1, S)", is_causal=True
+    "more of them than the path for few takes": one(
+        5, 300, batch=2, heads=4, key_heads=2, d=112, dv=112, is_causal=True, layout="projection"
     ),
-    "mask by head, heads in one block": Case(
-        batch=1, heads=4, key_heads=1, queries=20, keys=110, mask="bool (H, 1, S)"
+    "three signal heads, two blocks, three chunks": one(70, 210, heads=6, ratio=3, is_causal=True, lam="full"),
+    "three signal heads, groups in one block, padding": one(
+        25, 130, batch=2, heads=6, ratio=3, mask="bool (B, 1, 1, S)", lam="per head"
     ),
-    "shared keys": Case(batch=1, heads=4, key_heads=2, key_maps=1, queries=70, keys=100, dv=4, is_causal=True),
-    "few queries, many keys": Case(batch=1, heads=2, key_heads=1, queries=2, keys=700, is_causal=True),
-    "few queries, wide and odd": Case(batch=1, heads=1, key_heads=1, queries=3, keys=70, d=70, dv=137, gain=1.3),
-    "few queries, window": Case(batch=1, heads=2, queries=3, keys=600, window=70, is_causal=True),
-    "few queries, parts that begin anywhere": Case(
-        batch=1, heads=1, key_heads=1, queries=1, keys=3000, d=4, dv=8, window=2967, is_causal=True
+    "two signal heads, documents, shared keys": one(
+        200, heads=4, key_heads=2, ratio=2, key_maps=1, documents=(97, 2, 101), window=33, dv=4
     ),
-    "few queries, mask": Case(batch=2, heads=2, queries=2, keys=300, mask="bool (B, 1, 1, S)", is_causal=True),
-    "few queries, additive mask": Case(batch=2, heads=2, queries=2, keys=300, mask="add -inf (B, 1, N, S)"),
-    "few queries, shared keys": Case(batch=2, heads=4, key_heads=2, key_maps=1, queries=1, keys=300, is_causal=True),
-    "documents": Case(
-        batch=1, heads=2, key_heads=1, queries=432, keys=432, documents=(63, 1, 111, 257), is_causal=True, lam="full"
+    "four signal heads, widths beyond a strip": one(
+        20, 30, heads=4, ratio=4, d=80, dv=144, gain=1.5, layout="projection"
     ),
-    "documents, not causal": Case(
-        batch=1, heads=1, key_heads=1, queries=432, keys=432, documents=(63, 1, 111, 0, 257), layout="projection"
+    "two signal heads, few queries, many keys": one(2, 700, heads=4, ratio=2, is_causal=True, lam="full"),
+    "three signal heads, few queries, additive mask": one(
+        1, 600, batch=2, heads=6, key_heads=2, ratio=3, mask="add -inf (B, 1, N, S)", layout="cache", is_causal=True
     ),
-    "documents, window, shared keys": Case(
-        batch=1, heads=4, key_heads=2, key_maps=1, queries=200, keys=200, documents=(97, 2, 101), window=33, dv=4
-    ),
-    "documents, mask": Case(
-        batch=1, heads=2, queries=300, keys=300, documents=(150, 53, 97), mask="bool (B, 1, 1, S)", is_causal=True
-    ),
-    "documents, additive mask": Case(
-        batch=1, heads=1, key_heads=1, queries=200, keys=200, documents=(101, 99), mask="add -inf (B, 1, N, S)"
-    ),
-    "documents, heads in one block": Case(
-        batch=1, heads=6, key_heads=1, queries=25, keys=25, documents=(7, 5, 13), is_causal=True, lam="per token"
-    ),
-    "documents of one token": Case(batch=1, heads=2, queries=130, keys=130, documents=(1,) * 130, is_causal=True),
-    "few queries, documents": Case(batch=1, heads=1, key_heads=1, queries=4, keys=4, documents=(1, 3), is_causal=True),
-    "sixteen queries of one key head, documents": Case(
-        batch=1, heads=1, key_heads=1, queries=16, keys=16, documents=(3, 9, 0, 4), d=20, window=6
-    ),
-    "a chunk of queries for each head": Case(
-        batch=2, heads=4, key_heads=2, queries=4, keys=300, d=80, dv=96, gain=1.5, is_causal=True
-    ),
-    "more of them than the path for few takes": Case(
-        batch=2, heads=4, key_heads=2, queries=5, keys=300, d=112, dv=112, is_causal=True, layout="projection"
-    ),
-    "three signal heads, two blocks, three chunks": Case(
-        batch=1, heads=6, ratio=3, key_heads=1, queries=70, keys=210, is_causal=True, lam="full"
-    ),
-    "three signal heads, groups in one block, padding": Case(
-        batch=2, heads=6, ratio=3, key_heads=1, queries=25, keys=130, mask="bool (B, 1, 1, S)", lam="per head"
-    ),
-    "two signal heads, documents, shared keys": Case(
-        batch=1, heads=4, ratio=2, key_maps=1, queries=200, keys=200, documents=(97, 2, 101), window=33, dv=4
-    ),
-    "four signal heads, widths beyond a strip": Case(
-        batch=1, heads=4, ratio=4, key_heads=1, queries=20, keys=30, d=80, dv=144, gain=1.5, layout="projection"
-    ),
-    "two signal heads, few queries, many keys": Case(
-        batch=1, heads=4, ratio=2, key_heads=1, queries=2, keys=700, is_causal=True, lam="full"
-    ),
-    "three signal heads, few queries, additive mask": Case(
-        batch=2, heads=6, ratio=3, queries=1, keys=600, mask="add -inf (B, 1, N, S)", layout="cache", is_causal=True
-    ),
-    "sixteen queries of one key head": Case(batch=1, heads=8, key_heads=1, queries=2, keys=530, is_causal=True),
+    "sixteen queries of one key head": one(2, 530, heads=8, is_causal=True),
 }
 
 
@@ -149,8 +131,11 @@ def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     assert reason_against_cpu_kernel() is None
 
 
-def solve(problem: Problem) -> dict[str, torch.Tensor]:
-    return problem.solve(diff_attention, backend="cpu")
+def solve(problem: Problem, backend: str = "cpu") -> dict[str, torch.Tensor]:
+    return problem.solve(diff_attention, backend=backend)
+
+
+by_reference = partial(solve, backend="reference")
 
 
 def attend(problem: Problem) -> torch.Tensor:
@@ -211,8 +196,7 @@ def test_tiles_are_taken_and_given_up() -> None:
     """
     if products() != "AMX":
         pytest.skip("this processor has no tiles")
-    case = Case(batch=1, heads=2, key_heads=1, queries=70, keys=300, d=64, dv=64, dtype=torch.bfloat16, gain=1.0)
-    problem, expected = prepared(case)
+    problem, expected = prepared(one(70, 300, heads=2, d=64, dv=64, dtype=torch.bfloat16, gain=1.0))
     tensors = [x.detach().clone().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
     with_tiles, few = solve(problem), attend(problem)
     out = diff_attention(*tensors, **problem.options, backend="cpu")
@@ -245,10 +229,8 @@ def test_gradients_of_few_queries(queries: int, threads: int) -> None:
     """
     q, k = 3 * torch.randn(1, 1, 2, queries, 64), 3 * torch.randn(1, 1, 2, 512, 64)
     v, grad, lam = 10 + torch.rand(1, 1, 512, 16), torch.rand(1, 1, queries, 16), torch.full((1, 1, queries), 0.5)
-    answer = solve(Problem(q, k, v, lam, grad))
-    plain = Problem(q, k, v, lam, grad).solve(diff_attention, backend="reference")
-    wide = Problem(q.double(), k.double(), v.double(), lam.double(), grad.double())
-    truth = wide.solve(diff_attention, backend="reference")
+    problem = Problem(q, k, v, lam, grad)
+    answer, plain, truth = solve(problem), by_reference(problem), by_reference(problem.double())
     for name in ("q", "k"):
         assert (answer[name] - truth[name]).norm() <= 5 * (plain[name] - truth[name]).norm(), name
 
@@ -256,20 +238,13 @@ def test_gradients_of_few_queries(queries: int, threads: int) -> None:
 @pytest.mark.parametrize("queries", [3, 70])
 def test_strided_masks(queries: int, threads: int) -> None:
     """A mask seen through a transpose, a slice with a step, and an expand."""
-    case = Case(batch=2, heads=2, queries=queries, keys=110)
-    problem = build(case)
-    may = torch.rand(110, queries) < 0.7
-    for mask in (
-        may.T,
-        may.repeat_interleave(2, 0)[::2].T,
-        may.T.expand(2, 2, -1, -1),
-        may[:, :1].T.expand(queries, -1),
-    ):
+    problem, may = build(Case(queries=queries, keys=110)), torch.rand(110, queries) < 0.7
+    stepped, shared = may.repeat_interleave(2, 0)[::2], may[:, :1]
+    for mask in (may.T, stepped.T, may.T.expand(2, 2, -1, -1), shared.T.expand(queries, -1)):
         masked = replace(problem, options={"attn_mask": mask})
         plain = replace(problem, options={"attn_mask": mask.contiguous()})
         assert torch.equal(attend(masked), attend(plain))
-        for ours, theirs in zip(solve(masked).values(), solve(plain).values(), strict=True):
-            assert torch.equal(ours, theirs)
+        torch.testing.assert_close(solve(masked), solve(plain), rtol=0, atol=0)
         expect(plain).check(solve(masked))
 
 
@@ -277,7 +252,7 @@ def test_strided_masks(queries: int, threads: int) -> None:
 @pytest.mark.parametrize("queries", [2, 20])
 def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int) -> None:
     """A chunk of keys is taken as open or hidden only if it is for all the heads that share the block."""
-    problem = build(Case(batch=1, heads=4, key_heads=1, queries=queries, keys=210))
+    problem = build(one(queries, 210, heads=4))
     for is_open in (False, True):
         may = torch.rand(4, 1, 210) < 0.5
         may[open_head] = is_open
@@ -312,23 +287,19 @@ def test_gradients_of_keys_where_threads_help_each_other(case: Case, dtype: torc
         alone = solve(problem)
     for threads in (2, 8, 8, 8, 8):
         with using_threads(threads):
-            together = solve(problem)
-        for name, values in alone.items():
-            assert torch.equal(values, together[name]), name
+            torch.testing.assert_close(solve(problem), alone, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("threads", [3, 8])
 @pytest.mark.parametrize(("queries", "keys"), [(300, 10), (640, 40), (300, 300)])
 def test_a_head_that_many_threads_share(queries: int, keys: int, threads: int) -> None:
     """Its blocks are cut into shares with sums of their own, some of them of blocks that see no keys."""
-    case = Case(batch=1, heads=1, key_heads=1, queries=queries, keys=keys, is_causal=True)
-    problem, expected = prepared(case)
+    problem, expected = prepared(one(queries, keys, is_causal=True))
     with using_threads(threads):
         first = solve(problem)
         expected.check(first)
         for _ in range(5):
-            for name, again in solve(problem).items():
-                assert torch.equal(first[name], again), name
+            torch.testing.assert_close(solve(problem), first, rtol=0, atol=0)
 
 
 REQUESTS = random_cases(batch=2, key_heads=2, queries=75, keys=130, d=20, dv=70, window=80, dtypes=DTYPES)
@@ -345,8 +316,7 @@ def test_any_request_is_within_budget(case: Case, count: int) -> None:
 @pytest.mark.parametrize("shift", [-200.0, -89.0, 89.0, 500.0])
 def test_logits_far_from_zero_in_a_block_with_lanes_to_spare(shift: float) -> None:
     """A lane without a query must not run into numbers that float32 cannot hold, which 0 times them would not mend."""
-    case = Case(batch=1, heads=1, key_heads=1, queries=5, keys=20, d=4, dv=8)
-    problem = build(case)
+    problem = build(one(5, 20))
     q, k = problem.q.clone(), problem.k.clone()
     q[..., 0], k[..., 0] = 2.0, shift
     q[..., -1, 1:] = 0.0  # the last query's logits are all `shift`: 2^128 is e^88.7
@@ -364,8 +334,7 @@ def test_the_error_does_not_grow_with_the_length(queries: int) -> None:
     v, grad = torch.rand(1, 1, keys, 8) + 0.5, torch.rand(1, 1, queries, 8) + 0.5
     problem = Problem(q, k, v, torch.full((1, 1, queries), -0.5), grad)
     answer = solve(problem) | ({"out": attend(problem)} if queries == 1 else {})
-    wide = Problem(q.double(), k.double(), v.double(), torch.full((1, 1, queries), -0.5).double(), grad.double())
-    truth = wide.solve(diff_attention, backend="reference")
+    truth = by_reference(problem.double())
     for name in ("out", "v", "lam"):
         error = (answer[name].double() - truth[name]).abs().max() / truth[name].abs().max()
         assert error < 8 * torch.finfo(torch.float32).eps, name
@@ -391,8 +360,7 @@ def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: t
     options = {"attn_mask": mask, "is_causal": True, "window": window}
     lam, dout = torch.rand(1, ratio, queries), torch.randn(1, ratio, queries, 8).to(dtype)
     problem = Problem(q, k, v, lam, dout, options)
-    wide = Problem(*(x.double() for x in (q, k, v, problem.lam, problem.dout)), options)
-    truth, plain = wide.solve(diff_attention, backend="reference"), problem.solve(diff_attention, backend="reference")
+    truth, plain = by_reference(problem.double()), by_reference(problem)
     for name, value in solve(problem).items():
         error, limit = (value - truth[name]).norm(), (plain[name] - truth[name]).norm()
         assert error <= 2 * limit + 4 * torch.finfo(dtype).eps * truth[name].norm(), name

@@ -308,8 +308,7 @@ def test_weights_below_the_normal_numbers_of_float16(monkeypatch: pytest.MonkeyP
     dout[:, :, ::2] = 300.0
     problem = Problem(q, k, v, torch.tensor(0.3), dout, {"scale": 1.0})
     set_blocks(monkeypatch, SMALL["16 × 16"]._replace(two_passes=two_passes))
-    wide = {name: getattr(problem, name).double() for name in ("q", "k", "v", "dout")}
-    exact = replace(problem, **wide).solve(diff_attention, backend="reference")
+    exact = problem.double().solve(diff_attention, backend="reference")
     torch.testing.assert_close(forward(problem).double(), exact["out"], rtol=3e-3, atol=0)
     answer = problem.solve(diff_attention, backend="triton")
     torch.testing.assert_close(answer["v"].double(), exact["v"], rtol=3e-3, atol=0)
@@ -454,8 +453,7 @@ def test_a_nan_reaches_who_sees_it(monkeypatch: pytest.MonkeyPatch, request_: st
     answer, zeros = solve(pair.spoilt), solve(pair.zeros)
     expect(pair.zeros).check(zeros)
     check_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
-    for name, gradient in answer.items():
-        assert torch.equal(gradient, zeros[name]), name
+    torch.testing.assert_close(answer, zeros, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -467,8 +465,7 @@ def test_a_nan_before_the_norm(monkeypatch: pytest.MonkeyPatch, request_: str, t
     set_blocks(monkeypatch, SMALL["16 × 16"])
     answer, zeros = (normed(problem, weight, "triton", norm_eps=1e-3) for problem in (pair.spoilt, pair.zeros))
     check_output(answer.pop("out"), zeros.pop("out"), pair.seeing)
-    for name, gradient in answer.items():
-        assert torch.equal(gradient, zeros[name]), name
+    torch.testing.assert_close(answer, zeros, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -551,9 +548,9 @@ def test_nothing_outside_the_tensors_is_read(
         strided = around[..., 7 : 7 + 2 * mask.shape[-1] : 2]
         surrounded = replace(surrounded, options={**problem.options, "attn_mask": strided})
     set_blocks(monkeypatch, SMALL[blocks])
-    plain = problem.solve(diff_attention, backend="triton", **more)
-    for name, value in surrounded.solve(diff_attention, backend="triton", **more).items():
-        assert torch.equal(value, plain[name]), name
+    torch.testing.assert_close(
+        *(x.solve(diff_attention, backend="triton", **more) for x in (surrounded, problem)), rtol=0, atol=0
+    )
     decoded, more_keys = (
         replace(each, q=each.q[..., -3:, :], lam=each.lam[..., -3:]) for each in (problem, surrounded)
     )
@@ -658,8 +655,7 @@ def test_autocast_and_checkpointing() -> None:
             out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
         assert out.dtype == torch.float16
         gradients = torch.autograd.grad(out, leaves, half.dout)
-        for value, (name, expected) in zip((out, *gradients), plain.items(), strict=True):
-            assert torch.equal(value, expected.to(value.dtype)), name
+        torch.testing.assert_close([out, *gradients], [*plain.values()], rtol=0, atol=0, check_dtype=False)
 
 
 # Which backend runs, and what it says where it does not.
@@ -746,8 +742,7 @@ def test_a_norm_weight_need_not_be_contiguous(kind: str) -> None:
     wider = torch.randn(2 * BASE.dv)
     weight = wider[::2] if kind == "strided" else torch.full((1,), 1.5).expand(BASE.dv)
     problem = build(replace(BASE, queries=20, keys=20, is_causal=True))
-    results, expected = (normed(problem, x, "triton") for x in (weight, weight.contiguous()))
-    assert all(torch.equal(result, expected[name]) for name, result in results.items())
+    torch.testing.assert_close(*(normed(problem, x, "triton") for x in (weight, weight.contiguous())), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
