@@ -115,4 +115,4 @@ def test_it_compiles(tmp_path: Path) -> None:
     model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()
     with torch.no_grad():
         compiled, eager = torch.compile(model)(inputs).logits, model(inputs).logits
-    torch.testing.assert_close(compiled, eager, rtol=2**-5, atol=2**-5)
+    assert (compiled.float() - eager.float()).abs().max() <= 0.05 * eager.float().abs().max()
