@@ -36,7 +36,7 @@ class Texts:
             self.read += 1
             yield text
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, anew: bool = False) -> str:
         return repr(self.texts)
 
 
@@ -52,6 +52,14 @@ def expected(texts: list[str], tokenizer: PreTrainedTokenizerFast = TOKENIZER) -
 def assert_same(first: TokenCache, second: TokenCache) -> None:
     assert np.array_equal(first.tokens, second.tokens)
     assert np.array_equal(first.documents, second.documents)
+
+
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Else the cache of the old text would hold the new one."""
+    texts = Texts([*DOCUMENTS])
+    with pytest.raises(ValueError, match=r"^texts was changed while it was tokenised"):
+        prepare(texts, TOKENIZER, tmp_path, lambda *_: texts.texts.append("more"))
+    assert prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path).tokens.tolist() == expected(DOCUMENTS)
 
 
 def test_documents_end_with_the_end_of_text_and_empty_ones_have_no_tokens(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_records(kind: str) -> None:
     whole = accuracies.pop(Coordinates(bits="whole"))
     assert list(costs) == PLACES
     assert costs == {at: pytest.approx(whole - value) for at, value in accuracies.items()}
+    assert {type(one.value) for one in records} == {float}
     sizes = [one.value for one in records if one.name == "low_bit/amplification"]
     assert [size >= 1 for size in sizes] == ([] if kind == "softmax" else [True, True])
     levels = LowBit().baselines(load_recipe("recall"))

@@ -37,8 +37,8 @@ class Corpus(Protocol):
     def documents(self, skip: int = 0) -> Iterator[str]:
         """Return the documents after the first `skip`; one of white space alone is empty."""
 
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the content: the same documents in the same order give the same one."""
+    def fingerprint(self, anew: bool = False) -> str:
+        """Return a fingerprint of the content and its order; `anew` looks at them whatever is known."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class TextFiles:
                     yield document
                 skip -= skip > 0
 
-    def fingerprint(self) -> str:
-        if self.known is not None:
+    def fingerprint(self, anew: bool = False) -> str:
+        if self.known is not None and not anew:
             return self.known
         digest_of_all = hashlib.sha256(self.field.encode())
         with ThreadPoolExecutor(THREADS) as threads:  # of the ending and the content of each file
@@ -125,10 +125,10 @@ class HubDataset:
                 raise ValueError(f"{location} has no column {self.field!r}, only {some(map(quoted, row))}.")
             yield _row(row[self.field], location, self.field)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, anew: bool = False) -> str:
         from datasets import load_dataset_builder
 
-        if self.known is not None:
+        if self.known is not None and not anew:
             return self.known
         builder = self._loaded(load_dataset_builder)
         # The hash is of the data files' versions on the Hub, or of their names and times in a folder.

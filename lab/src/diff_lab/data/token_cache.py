@@ -42,20 +42,25 @@ def prepare(
     A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it. An
     interruption, be it `kill -9`, loses the last few documents alone: the next call resumes. `tell` gets the progress.
 
-    Raises ValueError if the corpus cannot be read or holds no text, or the tokenizer has no end-of-text token.
+    Raises ValueError if the corpus cannot be read, holds no text or changes meanwhile, or no token ends a text.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
     encoder = plain_text_tokenizer(tokenizer).to_str()
-    key = cache_key(_CACHE_VERSION, corpus.fingerprint(), encoder, tokenizer.eos_token_id)
+    fingerprint = corpus.fingerprint()
+    key = cache_key(_CACHE_VERSION, fingerprint, encoder, tokenizer.eos_token_id)
     target = (folder or cache_folder()) / "tokens" / key
-    build_cached(target, lambda unfinished: _tokenise(corpus, tokenizer, dtype, unfinished, tell))
-    return TokenCache(
-        np.memmap(target / _TOKENS, dtype=dtype, mode="r"),
-        np.memmap(target / _DOCUMENTS, dtype=RECORD, mode="r"),
-        target,
-    )
+
+    def make(unfinished: Path) -> None:
+        _tokenise(corpus, tokenizer, dtype, unfinished, tell)
+        if corpus.fingerprint(anew=True) != fingerprint:
+            (unfinished / _DOCUMENTS).unlink()  # or the next call would go on from it
+            raise ValueError(f"{corpus.name} was changed while it was tokenised: leave it alone, and begin again.")
+
+    build_cached(target, make)
+    tokens = np.memmap(target / _TOKENS, dtype=dtype, mode="r")
+    return TokenCache(tokens, np.memmap(target / _DOCUMENTS, dtype=RECORD, mode="r"), target)
 
 
 def _tokenise(

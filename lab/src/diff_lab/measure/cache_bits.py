@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from scipy.stats import kurtosis
+from scipy import linalg, stats
 from torch import Tensor
 
 from diff_lab.coordinates import Coordinates
@@ -35,9 +35,7 @@ def hadamard(x: Tensor, width: int) -> Tensor:
 
     The matrix is its own inverse. A product of queries and keys stays as it is if both are multiplied by it.
     """
-    matrix = torch.ones(1, 1, dtype=x.dtype, device=x.device)
-    while len(matrix) < width:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    matrix = torch.as_tensor(linalg.hadamard(width), dtype=x.dtype, device=x.device)
     return (x.unflatten(-1, (-1, width)) @ matrix / math.sqrt(width)).flatten(-2)
 
 
@@ -147,7 +145,7 @@ class LowBit(Measurement):
         records = []
         for number, (layer, (keys, values)) in enumerate(zip(maps, cached, strict=True), 1):
             entries = {"key_kurtosis": keys, "value_kurtosis": values}
-            numbers = {name: float(kurtosis(x.double().cpu().flatten(), fisher=False)) for name, x in entries.items()}
+            numbers = {name: stats.kurtosis(x.double().cpu(), axis=None, fisher=False) for name, x in entries.items()}
             # Of two gates, those of DIFF V3, the first map's is not among the maps.
             if layer.first is not None and model.config.spec.gates_per_head < 2:
                 heads = values.repeat_interleave(layer.difference.shape[1] // values.shape[1], dim=1).float()
@@ -155,5 +153,5 @@ class LowBit(Measurement):
                 sizes = [x.norm(dim=-1).mean() for x in (signal, signal - difference, difference)]
                 numbers["amplification"] = float((sizes[0] + sizes[1]) / sizes[2])
             at = Coordinates(layer=number)
-            records += [measured.record(f"low_bit/{name}", value, coordinates=at) for name, value in numbers.items()]
+            records += [measured.record(f"low_bit/{name}", float(x), coordinates=at) for name, x in numbers.items()]
         return records
