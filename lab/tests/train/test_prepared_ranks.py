@@ -52,7 +52,8 @@ def test_the_first_reads_and_the_others_are_told(tmp_path: Path) -> None:
         (tmp_path / "text" / f"{number}.txt").write_text(f"{number} to be, or not to be\n" * 200)
     ranks.run(__file__, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks.RANKS))
-    assert (first["read"], second["read"]) == (2 * 5, 0)  # before they are tokenised, and after it
+    # The first before they are tokenised, and whichever does that after it.
+    assert (first["read"], second["read"]) in ((10, 0), (5, 5))
     assert first["data"] == second["data"]
     half = load_recipe("tiny").data.batch_size // 2
     assert first["built"] == [[1, 0, 2 * half], [1, 0, half], [2, 0, half]]  # the first to know the data again
