@@ -340,14 +340,6 @@ def main() -> None:
     documents = OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, DECODING, ANCHORS
     operator, model, amx_operator, amx_model, decoded, anchors = map(read_json, documents)
     experiments = measured_experiments()
-    backends = {
-        f"{prefix}{name}": part
-        for prefix, document in (("", operator), ("amx ", amx_operator))
-        for name, part in {
-            "speed": speed_table(document),
-            "memory": page_part("memory", document) or "Not measured.",
-        }.items()
-    }
     pages = {
         README: {
             "known": known(experiments, "lab/results/RESULTS.md"),
@@ -355,8 +347,10 @@ def main() -> None:
             "decoding": decoding(decoded),
         },
         BACKENDS_PAGE: {
-            **backends,
-            "amx grouped": grouped_table(amx_operator) or "Not measured.",
+            "speed": speed_table(operator),
+            "memory": page_part("memory", operator),
+            "grouped": grouped_table(operator),
+            "amx speed": speed_table(amx_operator),
             "anchors": speed_table({**anchors, "rows": [row for row in anchors["rows"] if _is_of_anchors(row)]}),
         },
         PAPER_PAGE: {"results": results_table(experiments)},

@@ -1,7 +1,8 @@
 """Counts the processors that this process may use: those that it may run on, limited by a container's share of time.
 
 torch takes a thread for each processor that it may run on. In a container with the time of two out of sixty-four, sixty
-of those threads wait for locks that the others hold, so the command line asks for fewer. It tells rank 0, too.
+of those threads wait for locks that the others hold, so the command line asks for fewer. The module also says
+whether a process is rank 0.
 """
 
 import math
