@@ -82,6 +82,19 @@ def test_a_model_loads_saves_and_generates(kind: str, tmp_path: Path) -> None:
     assert torch.equal(again.eval().generate(inputs, **options), packed.generate(inputs, **options))
 
 
+def test_a_tied_head_becomes_a_copy(tmp_path: Path) -> None:
+    make("diff", tie_word_embeddings=True).save_pretrained(tmp_path / "float")
+    settings: dict[str, Any] = {"quantization_config": Int8Config()}
+    packed = DiffTransformerForCausalLM.from_pretrained(tmp_path / "float", **settings).eval()
+    packed.tie_weights(recompute_mapping=False)  # as transformers does after it has loaded weights
+    packed.tie_weights()
+    assert (packed.lm_head.weight.dtype, packed.model.embed_tokens.weight.dtype) == (torch.int8, torch.bfloat16)
+    packed.save_pretrained(tmp_path / "int8")
+    again = DiffTransformerForCausalLM.from_pretrained(tmp_path / "int8").eval()
+    inputs = tokens()
+    assert torch.equal(again(inputs).logits, packed(inputs).logits)
+
+
 def test_any_strides_shapes_and_gradients() -> None:
     layer = Int8Linear.of(nn.Linear(64, 32, dtype=torch.bfloat16))
     x = torch.randn(4, 72).bfloat16()
