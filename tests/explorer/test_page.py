@@ -668,6 +668,7 @@ def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Exp
     assert page.locator("textarea, #next-token").count() == 0
     page.locator(".thumb").nth(1).click()
     page.locator(".flow .patches .token").nth(2).click()  # patch 2,1, after two other tokens
+    page.mouse.move(0, 0)  # a token under the pointer would be shown in its place
     layer, head = map(int, re.findall(r"\d+", page.locator("h2#head-title").inner_text())[:2])
     place = {"layer": layer, "head": head}
     maps, _ = decode_maps(image_pair.head_map({"text": "Image 2", **place}))

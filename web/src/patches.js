@@ -21,9 +21,10 @@ export const Patches = ({ image: { picture, rows, columns }, children }) => html
 
 // How much of each patch reaches the chosen token through all layers.
 export function Rollouts({ models, runs, image, row, theme }) {
-  // A run of the image before may end after another was chosen.
-  const isShown = (run) => run?.heads?.rollout && !run.waitsForHeads && run.tokens[0] === image.first;
-  const sides = Object.keys(models).filter((side) => isShown(runs[side]));
+  // A run of the image before may end after another was chosen. Its rollout keeps its place, unseen: a page that grows
+  // shorter for a moment would scroll, and the pointer be on another patch.
+  const isShown = (run) => !run.waitsForHeads && run.tokens[0] === image.first;
+  const sides = Object.keys(models).filter((side) => runs[side]?.heads?.rollout);
   return html`
     <div class="rollouts">
       ${sides.map((side) => {
@@ -31,7 +32,7 @@ export function Rollouts({ models, runs, image, row, theme }) {
         const reached = rollout[Math.min(row, rollout.length - 1)].slice(-image.rows * image.columns);
         const most = Math.max(...reached, 1e-9);
         return html`
-          <figure key=${side} data-rollout=${side}>
+          <figure key=${side} data-rollout=${side} style=${{ visibility: isShown(runs[side]) ? "visible" : "hidden" }}>
             <figcaption>${models[side].label}: what reaches token <b>${row + 1}</b> through all layers (attention rollout)</figcaption>
             <${Patches} image=${image}>
               ${reached.map((share, patch) => html`<span key=${patch} class="token" style=${{ background: cssColour(share, most, theme) }} title=${number(share)}></span>`)}
