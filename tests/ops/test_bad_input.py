@@ -253,6 +253,9 @@ def test_the_norm_and_the_formula_of_lambda_refuse_float8() -> None:
             ValueError, match=rf"^{name} must be floating, of 16 bits or more, got torch\.float8_e4m3fn"
         ):
             rms_norm(*arguments)
+    for weight in (torch.ones(1), torch.ones(1).double(), torch.ones(3, 4).double()):  # two would broadcast
+        with pytest.raises(ValueError, match=r"^weight must be \(4,\), the last axis of x, got \("):
+            rms_norm(torch.ones(3, 4), weight)
     with pytest.raises(ValueError, match=r"^the vectors of λ must be floating, of 16 bits or more, got torch\.float8"):
         lambda_value(wide, wide, wide, float8, 0.8)
 

@@ -58,7 +58,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
         (…, n) in the dtype of ``x``.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: another dtype, or a weight of another shape.
 
     Examples:
         >>> rms_norm(torch.tensor([3.0, 4.0]))
@@ -67,14 +67,14 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tens
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor is not None and not is_floating(tensor):
             raise ValueError(f"{name} must be floating, of 16 bits or more, got {tensor.dtype}.")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must be {tuple(x.shape[-1:])}, the last axis of x, got {tuple(weight.shape)}.")
     if x.device.type == "cpu" and (weight is None or weight.dtype == x.dtype):
         # The operators below in one call, bit by bit. Elsewhere it is a kernel of its own; two dtypes make it warn.
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if weight is not None:
-        normed = normed * weight
-    return normed.to(x.dtype)
+    return (normed if weight is None else normed * weight).to(x.dtype)
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
