@@ -78,8 +78,8 @@ def of_several(bars: RunProgress, clock: Clock) -> None:
         run.start(2, "recipe")
     for step in (1, 2):
         clock.now += 40
-        first.update(step, 3.0 + step, 1000.0)
         first.evaluated(step, {"validation/loss": 2.5 + step})
+        first.update(step, 3.0 + step, 1000.0)
         second.update(1, 1.0, 10.0)
     for run in (first, second):
         run.tell("1 process (cpu), float32")  # which is told once
@@ -94,9 +94,9 @@ def test_a_log_of_several_runs_names_the_run_in_every_line(clock: Clock) -> None
     of_several(RunProgress(Console(file=stream)), clock)
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines() == [
-        "first [red]: step 1 of 2, loss 4.000, 1,000 tokens/s",
+        "first [red]: step 1 of 2, loss 4.000, 1,000 tokens/s, validation loss 3.500",
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
-        "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 3.500",
+        "first [red]: step 2 of 2, loss 5.000, 1,000 tokens/s, validation loss 4.500",
         "second: step 1 of 2, loss 1.000, 10 tokens/s",
         "first [red]: 1 process (cpu), float32",
         "second: skips a step",

@@ -85,6 +85,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capfd: pytest.CaptureFixt
     def evaluate(model: Any, step: int) -> dict[str, float]:
         assert not model.training
         assert not torch.is_grad_enabled()
+        assert step not in watcher.steps  # it is shown after, with these numbers beside it
         calls.append(step)
         return {"validation/loss": float(step)}
 

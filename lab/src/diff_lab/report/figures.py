@@ -345,7 +345,7 @@ def _learning(results: ExperimentResults, row: Comparison, called: str) -> Itera
                 "cut at the axis: below 0 the first variant is ahead. Where two variants have different learning "
                 "rates, what stands before the end comes of the rates as well."
             )
-            shown = {"levels": {"equal": 0.0}, "limits": _limits(lines, 0.0, begin=_BEGINNING)}
+            shown = {"levels": {"equal losses (0)": 0.0}, "limits": _limits(lines, 0.0, begin=_BEGINNING)}
             ylabel = "first − second (nats/token)"
             yield drawn("difference", "difference in loss", lines, caption, xlabel=xlabel, ylabel=ylabel, **shown)
 

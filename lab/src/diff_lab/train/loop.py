@@ -264,8 +264,9 @@ class TrainingRun:
         """Show the progress, and log the step if it is due, with an evaluation if one is."""
         settings, number = self.settings, line["step"]
         speed = self.tokens / (self.state.seconds - self.seconds_logged)
-        self.progress.update(number, line["loss"], speed)
         evaluates = self.on_evaluate is not None and self._is_due(settings.evaluate_every)
+        evaluated = self._evaluate(number) if evaluates else {}
+        self.progress.update(number, line["loss"], speed)
         if not (evaluates or "skipped" in line or self._is_due(settings.log_every)):
             return
         line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
@@ -274,9 +275,7 @@ class TrainingRun:
         peak = peak_flops(device, settings.precision)
         flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        line |= {"mfu": None if peak is None else flops / peak, "memory": memory}
-        if evaluates:
-            line |= self._evaluate(number)
+        line |= {"mfu": None if peak is None else flops / peak, "memory": memory, **evaluated}
         if self.metrics is not None:
             self.metrics.log(line)
         self.tokens, self.seconds_logged = 0, self.state.seconds
