@@ -3,12 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from diff_lab.statistics import (
-    bootstrap_interval,
-    mean_interval,
-    proportion_interval,
-    variance_beyond_chance,
-)
+from diff_lab.statistics import bootstrap_interval, mean_interval, proportion_interval, variance_beyond_chance
 
 
 # Wilson 1927 as tabulated by Newcombe (1998, Table I, method 3), to the four digits given there.
@@ -27,10 +22,7 @@ def test_proportion_interval_is_wilsons(successes: int, n: int, interval: tuple[
 
 
 # The 0.975 quantiles of Student's t as every table has them.
-@pytest.mark.parametrize(
-    ("df", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (9, 2.2622), (120, 1.9799)],
-)
+@pytest.mark.parametrize(("df", "quantile"), [(1, 12.7062), (2, 4.3027), (9, 2.2622), (120, 1.9799)])
 def test_mean_interval_is_students(df: int, quantile: float) -> None:
     values = [float(value) for value in range(df + 1)]
     low, high = mean_interval(values) or (math.nan, math.nan)

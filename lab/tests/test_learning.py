@@ -7,13 +7,7 @@ import pytest
 
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
 from diff_lab.data.retrieval_task import most_frequent
-from diff_lab.learning import (
-    ACCURACY_CURVE,
-    LOSS_CURVE,
-    Curve,
-    VariantCurves,
-    curves_of,
-)
+from diff_lab.learning import ACCURACY_CURVE, LOSS_CURVE, Curve, VariantCurves, curves_of
 from diff_lab.measure.retrieval import Noise
 from diff_lab.measure.standard import Standard, curve_baselines, curve_records
 from diff_lab.record import Result
@@ -50,11 +44,7 @@ def test_the_value_between_two_validations() -> None:
         (LOSS_CURVE, [accuracies(5.0, 4.0, 3.5, 3.07, 3.0)], True),
         # Nothing is known of the beginning of that part, or of a run that diverged.
         (ACCURACY_CURVE, [accuracies(0.5, 0.9, steps=(900, 1000))], False),
-        (
-            ACCURACY_CURVE,
-            [accuracies(0.1, 0.3, 0.5, 0.80, 0.92), accuracies(0.1, NAN, steps=(100, 500))],
-            False,
-        ),
+        (ACCURACY_CURVE, [accuracies(0.1, 0.3, 0.5, 0.80, 0.92), accuracies(0.1, NAN, steps=(100, 500))], False),
         (LOSS_CURVE, [accuracies(NAN, NAN)], False),
     ],
 )

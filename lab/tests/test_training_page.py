@@ -25,11 +25,7 @@ PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Every key")[1]
 # (key, default, the rest of the row)
 ROWS = re.findall(r"^\| `([\w.]+)` \| (?!default )([^|]+) \|([^\n]*)\|$", TABLES, flags=re.MULTILINE)
-SECTIONS: dict[str, list[type[BaseModel]]] = {
-    "model": [ModelRecipe],
-    "data": [*KINDS.values()],
-    "train": [TrainRecipe],
-}
+SECTIONS: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*KINDS.values()], "train": [TrainRecipe]}
 
 
 @pytest.fixture(autouse=True)

@@ -140,21 +140,13 @@ def test_windows_as_a_list(phi: Path) -> None:
         ({}, 8, r"layer must lie in 0 … 7, the layers of .*, got 8\."),
         ({}, -1, r"layer must lie in 0 … 7, .* got -1\."),
         ({"model_type": "phi3"}, 1, "model_type in .* must be 'phi4flash', got 'phi3'"),
-        (
-            {"num_attention_heads": None},
-            1,
-            "must have whole numbers hidden_size, .* got 24, None, 2, 8 and 2",
-        ),
+        ({"num_attention_heads": None}, 1, "must have whole numbers hidden_size, .* got 24, None, 2, 8 and 2"),
         ({"mb_per_layer": 0}, 1, "mb_per_layer 2, got 24, 6, 2, 8 and 0"),
         ({"num_hidden_layers": 6}, 1, "4 the last, .*got 24, 6, 2, 6 and 2"),
         ({"hidden_size": 25}, 1, "the second divides the first .*got 25"),
         ({"num_key_value_heads": 3}, 1, "must be even .*, got 6 and 3"),
         ({"num_key_value_heads": 6}, 1, r"wrong shapes: .*1\.attn\.Wqkv\.weight is \(40, 24\), not \(72, 24\)"),
-        (
-            {"num_hidden_layers": 12},
-            9,
-            r"missing: model\.layers\.9\..*; wrong shapes: model\.layers\.7\.",
-        ),
+        ({"num_hidden_layers": 12}, 9, r"missing: model\.layers\.9\..*; wrong shapes: model\.layers\.7\."),
     ],
 )
 def test_other_models_are_refused(changes: dict[str, Any], layer: int, pattern: str, phi: Path) -> None:

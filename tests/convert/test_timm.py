@@ -179,10 +179,7 @@ def test_half_precision_dropout_and_modes() -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        (
-            {"qk_norm": True},
-            r"^1\.attn must be as in timm's models, which differ in q_norm\.bias, q_norm\.weight\.$",
-        ),
+        ({"qk_norm": True}, r"^1\.attn must be as in timm's models, which differ in q_norm\.bias, q_norm\.weight\.$"),
         ({"proj_drop": 0.1}, r"^1\.attn must be as in timm's models, which differ in proj_drop\.$"),
         (None, r"^model must have timm's differential attention in its blocks, got Linear\.$"),
     ],

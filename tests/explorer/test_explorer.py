@@ -11,14 +11,7 @@ import torch
 from decoded_maps import decode_maps
 from diff_lab.data import byte_tokenizer
 from diff_transformer import attention_maps
-from diff_transformer.explorer import (
-    Example,
-    ExploredModel,
-    Explorer,
-    Side,
-    TokenizerVocabulary,
-    WordVocabulary,
-)
+from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, TokenizerVocabulary, WordVocabulary
 from explored_models import ANSWER, TEXT, TOKENS, make
 
 

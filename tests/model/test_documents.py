@@ -41,11 +41,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 def batch_of(rows: tuple[tuple[int, ...], ...] = ROWS) -> dict[str, Tensor]:
     positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
     inputs = torch.randint(1, 29, positions.shape)
-    return {
-        "input_ids": inputs,
-        "labels": inputs.masked_fill(positions == 0, -100),
-        "position_ids": positions,
-    }
+    return {"input_ids": inputs, "labels": inputs.masked_fill(positions == 0, -100), "position_ids": positions}
 
 
 def exact(model: DiffTransformerForCausalLM, row: Tensor, lengths: list[int]) -> dict[str, Tensor]:

@@ -26,14 +26,7 @@ from transformers import distributed as transformers_distributed
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.parallel_plan import SumGradient
-from diff_transformer.parallel import (
-    Context,
-    Messages,
-    context_parallel,
-    one_rank_of,
-    shard,
-    tensor_parallel,
-)
+from diff_transformer.parallel import Context, Messages, context_parallel, one_rank_of, shard, tensor_parallel
 from tiny_model import FORMS, make, name_of_form, sizes_for
 from tiny_model import check_rounding as check
 

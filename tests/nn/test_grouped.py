@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from diff_transformer import (
-    DiffAttention,
-    DiffTransformerConfig,
-    GroupedDiffAttention,
-    diff_attention,
-)
+from diff_transformer import DiffAttention, DiffTransformerConfig, GroupedDiffAttention, diff_attention
 from diff_transformer.nn import DiffAttentionV2, DiffAttentionV3, GroupedDiffAttentionV2
 from sharp_layers import build, by_oracle, check, inputs
 from tiny_model import SIZES

@@ -166,11 +166,7 @@ def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> 
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize(
-    "backend",
-    short_run(["blockwise", "cpu", "reference", "sdpa"], ["cpu"]),
-    indirect=True,
-)
+@pytest.mark.parametrize("backend", short_run(["blockwise", "cpu", "reference", "sdpa"], ["cpu"]), indirect=True)
 def test_compiled_to_machine_code(backend: str) -> None:
     problem, expected = prepared(CASES["causal"])
     compiled = torch.compile(diff_attention, fullgraph=True)

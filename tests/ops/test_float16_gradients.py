@@ -15,12 +15,7 @@ SIGNS = torch.tensor([1.0, 1.0, -1.0, -0.9]).view(1, 4, 1, 1)
 
 
 def equal_heads(
-    heads: int,
-    key_maps: int,
-    lam: float,
-    second: float = 1.0,
-    alike: bool = False,
-    dtype: torch.dtype = torch.float32,
+    heads: int, key_maps: int, lam: float, second: float = 1.0, alike: bool = False, dtype: torch.dtype = torch.float32
 ) -> Problem:
     """Heads with the same queries, all much alike, and one key head.
 

@@ -32,9 +32,5 @@ def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny() -> OperatorSettings:
     return OperatorSettings(
-        heads=4,
-        head_dims=(8,),
-        lengths=(12, 40),
-        candidates=("blockwise", "sdpa_split_v"),
-        rounds=5,
+        heads=4, head_dims=(8,), lengths=(12, 40), candidates=("blockwise", "sdpa_split_v"), rounds=5
     )

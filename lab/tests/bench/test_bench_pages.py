@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 
-from diff_lab.bench.bench_pages import (
-    page,
-    page_part,
-    ratio_table,
-    results_path,
-    write_document,
-)
+from diff_lab.bench.bench_pages import page, page_part, ratio_table, results_path, write_document
 from diff_lab.bench.benchmark import Recorder
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_transformer.utils.files import read_json

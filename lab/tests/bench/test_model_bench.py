@@ -18,13 +18,7 @@ MISSING = "ModuleNotFoundError: it is not installed: pip install ctranslate2"
 @pytest.fixture
 def small() -> ModelSettings:
     return ModelSettings(
-        hidden_size=32,
-        intermediate_size=48,
-        layers=2,
-        head_dim=8,
-        vocabulary=50,
-        lengths=(24,),
-        rounds=5,
+        hidden_size=32, intermediate_size=48, layers=2, head_dim=8, vocabulary=50, lengths=(24,), rounds=5
     )
 
 

@@ -9,10 +9,7 @@ import torch
 from diff_lab.bench import benchmark, model_bench
 from diff_lab.bench.bench_pages import page, page_part
 from diff_lab.bench.benchmark import DECODE, FORWARD, NO_MEMORY, STEP
-from diff_lab.bench.model_bench import (
-    ModelSettings,
-    measure_model,
-)
+from diff_lab.bench.model_bench import ModelSettings, measure_model
 from diff_lab.results_files import write_json
 from diff_transformer.utils.files import read_json
 

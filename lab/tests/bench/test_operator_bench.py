@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from diff_lab.bench import operator_candidates
-from diff_lab.bench.benchmark import (
-    DECODE,
-    FORWARD,
-    TRAINING,
-    BenchRow,
-    refuse_wrong,
-)
+from diff_lab.bench.benchmark import DECODE, FORWARD, TRAINING, BenchRow, refuse_wrong
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_lab.record import Environment
 

@@ -10,11 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diff_lab.bench import benchmark, operator_bench
-from diff_lab.bench.bench_pages import (
-    page,
-    page_part,
-    ratio_table,
-)
+from diff_lab.bench.bench_pages import page, page_part, ratio_table
 from diff_lab.bench.benchmark import BACKWARD, DECODE, FORWARD, NO_MEMORY, TRAINING, try_run, wall_clock
 from diff_lab.bench.operator_bench import OperatorSettings, measure_operator
 from diff_lab.bench.operator_candidates import (

@@ -20,21 +20,23 @@ from diff_lab.train import build_data, load_recipe
 from harness_tasks import write_lines, write_task
 
 
-def test_a_run_is_measured_with_its_own_tokenizer(tmp_path: Path) -> None:
-    text = tmp_path / "corpus.txt"
-    text.write_text("the cat sat on the mat and the dog lay by the door. " * 200, encoding="utf-8")
-    folder = tmp_path / "run"
+def test_a_run_is_measured_on_the_text_that_it_kept_from_training(tmp_path: Path) -> None:
+    """Of a text that has changed since, what is held out now may have been trained on."""
+    text, words = tmp_path / "corpus.txt", "the cat sat on the mat and the dog lay by the door. " * 200
+    text.write_text(words, encoding="utf-8")
+    folder, output = tmp_path / "run", tmp_path / "results.json"
     settings = ["data.tokenizer=bpe", "data.vocab_size=270", f"data.paths={text}", "train.steps=1", "data.length=16"]
-    assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
-    text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
-    output = tmp_path / "results.json"
-    assert run("eval", folder, "--output", output).exit_code == 0
-    recipe, counts = load_recipe(folder / "recipe.yaml"), []
-    for tokenizer in (AutoTokenizer.from_pretrained(folder / "model"), None):
-        batches = build_data(recipe, tokenizer).batches.validation_batches()
-        counts.append(sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches))
-    assert {record.n for record in read_results(output).records} == {counts[0]}
-    assert counts[0] != counts[1], "a tokenizer that is trained on the new text tells nothing"
+    succeeds(run("train", "tiny", *settings, "--output", folder))
+    text.write_text("Another line in front.\n" + words, encoding="utf-8")
+    for model in (folder, folder / "checkpoints" / "step-000001"):
+        fails(run("eval", model), "The data of the run have changed since ", "--text")
+    succeeds(run("eval", folder, "--text", text))
+    text.write_text(words, encoding="utf-8")
+    succeeds(run("eval", folder, "--output", output))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    batches = build_data(load_recipe(folder / "recipe.yaml"), tokenizer).batches.validation_batches()
+    count = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+    assert {record.n for record in read_results(output).records} == {count}
 
 
 @pytest.fixture(scope="module")

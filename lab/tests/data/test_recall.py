@@ -12,12 +12,7 @@ from diff_lab.data.recall_task import PAIR, SHORTEST
 
 
 @settings(deadline=None)
-@given(
-    pairs=st.integers(2, 24),
-    questions=st.integers(1, 9),
-    spare=st.integers(0, 9),
-    seed=st.integers(0, 2**32),
-)
+@given(pairs=st.integers(2, 24), questions=st.integers(1, 9), spare=st.integers(0, 9), seed=st.integers(0, 2**32))
 def test_invariants(pairs: int, questions: int, spare: int, seed: int) -> None:
     tokens = pairs + spare
     task = RecallBatches(pairs, questions=questions, tokens=tokens)

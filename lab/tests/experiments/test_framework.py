@@ -10,12 +10,7 @@ import torch
 
 from diff_lab.experiments import run_store
 from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
-from diff_lab.experiments.experiment import (
-    DIFF_AND_SOFTMAX,
-    Variant,
-    check_alike,
-    count,
-)
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, Variant, check_alike, count
 from diff_lab.experiments.request import ExperimentRequest, request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.experiments.variant_training import choose_rate, next_rate

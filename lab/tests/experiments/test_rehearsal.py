@@ -11,18 +11,8 @@ import torch
 
 from corpora import written
 from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
-from diff_lab.experiments.experiment import (
-    PASSES,
-    Preset,
-    text_notes,
-)
-from diff_lab.experiments.request import (
-    DatasetCache,
-    ExperimentRequest,
-    as_defined,
-    check_preset,
-    results_path,
-)
+from diff_lab.experiments.experiment import PASSES, Preset, text_notes
+from diff_lab.experiments.request import DatasetCache, ExperimentRequest, as_defined, check_preset, results_path
 from diff_lab.measure import gradients
 from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import read_results

@@ -13,13 +13,7 @@ import torch
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import runner
-from diff_lab.experiments.experiment import (
-    DIFF_AND_SOFTMAX,
-    ComparisonRule,
-    Experiment,
-    Preset,
-    compared_by,
-)
+from diff_lab.experiments.experiment import DIFF_AND_SOFTMAX, ComparisonRule, Experiment, Preset, compared_by
 from diff_lab.experiments.request import request_experiment
 from diff_lab.experiments.runner import run_experiment
 from diff_lab.learning import ACCURACY_CURVE, curves_of

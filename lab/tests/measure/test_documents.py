@@ -13,13 +13,7 @@ from any_model import any_model
 from corpora import written
 from diff_lab.data import TextBatches, byte_tokenizer, prepare
 from diff_lab.measure import document_losses
-from diff_lab.measure.document_losses import (
-    CUMULATIVE_LOSS,
-    bigrams,
-    chosen_documents,
-    frequent_bigrams,
-    token_losses,
-)
+from diff_lab.measure.document_losses import CUMULATIVE_LOSS, bigrams, chosen_documents, frequent_bigrams, token_losses
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.record import Result
 from tiny_model import KINDS

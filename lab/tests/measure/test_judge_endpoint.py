@@ -75,12 +75,7 @@ def test_a_server_that_is_overloaded_is_asked_again(server: JudgeServer, reply: 
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b"<html>hello</html>",
-        b'{"choices": []}',
-        says(["VERDICT: SUPPORTED"]).body,
-        b"[" * 100_000,
-    ],
+    [b"<html>hello</html>", b'{"choices": []}', says(["VERDICT: SUPPORTED"]).body, b"[" * 100_000],
     ids=["no JSON", "no choices", "no text", "too deep"],
 )
 def test_what_is_no_chat_completion_is_an_error(server: JudgeServer, body: bytes) -> None:

@@ -17,12 +17,7 @@ from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from full_run import short_run
 
 Rows = Sequence[tuple[str, str]]
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-}
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
 LABELS = ("entity", "human", "number")
 TRAIN = [(f"what is {n} ?", LABELS[n % 3]) for n in range(9)]
 TEST = [(f"who is {n} ?", LABELS[n % 3]) for n in range(6)]

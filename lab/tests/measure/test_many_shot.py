@@ -25,12 +25,7 @@ from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.statistics import variance_beyond_chance
 
 TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-}
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
 class Counter(LlamaForCausalLM):

@@ -73,11 +73,7 @@ def test_places(kind: str, haystack: str, request: pytest.FixtureRequest) -> Non
             assert len(lines) == 4  # on lines of their own, and nothing else on these
             named = [line.split()[3] for line in lines]
             for number, (begin, end), (first, last), position in zip(
-                document.numbers,
-                document.answer_spans,
-                document.needle_spans,
-                document.query_positions,
-                strict=True,
+                document.numbers, document.answer_spans, document.needle_spans, document.query_positions, strict=True
             ):
                 assert len(number) == 7
                 assert decoded(tokenizer, document, begin, end).strip() == number

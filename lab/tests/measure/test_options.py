@@ -34,14 +34,7 @@ class Some(Options):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("count", 7),
-        ("rate", 2),
-        ("folder", None),
-        ("length", None),
-        ("shots", [1]),
-        ("body", {"seed": 1}),
-    ],
+    [("count", 7), ("rate", 2), ("folder", None), ("length", None), ("shots", [1]), ("body", {"seed": 1})],
 )
 def test_values_of_the_kind_are_taken(name: str, value: Any) -> None:
     options = read_options(Some, {name: value}, "It")

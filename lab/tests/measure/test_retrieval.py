@@ -10,12 +10,7 @@ from torch import Tensor
 from diff_lab.data import RetrievalBatches
 from diff_lab.measure.answers import ratio_samples
 from diff_lab.measure.measurement import EvalInput
-from diff_lab.measure.retrieval import (
-    ATTENTION,
-    attention_mass,
-    retrieval_answers,
-    retrieval_records,
-)
+from diff_lab.measure.retrieval import ATTENTION, attention_mass, retrieval_answers, retrieval_records
 from diff_lab.measure.standard import validation_callback
 from diff_lab.statistics import bootstrap_interval, mean_interval
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps

@@ -47,12 +47,7 @@ def test_some_are_drawn_and_all_read_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("characters", "expected"),
-    [
-        (100, "It rains. It snows! Does it?"),
-        (25, "It rains. It snows!"),
-        (15, "It rains."),
-    ],
+    ("characters", "expected"), [(100, "It rains. It snows! Does it?"), (25, "It rains. It snows!"), (15, "It rains.")]
 )
 def test_a_long_document_ends_with_a_sentence(tmp_path: Path, characters: int, expected: str) -> None:
     path = write_lines(tmp_path / "d.jsonl", [{"document": "It rains. It snows! Does it?"}])

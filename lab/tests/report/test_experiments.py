@@ -26,11 +26,7 @@ LONG = "softmax, half the heads, headwise norm, and a name that goes on for long
 EVIL = "<script>alert(1)</script> | `x` *y* [z](http://w) &"
 NOTE = "A note that must be read: 5 % | of <b>it</b>."
 # Differences of three seeds → the verdict on "lower is better".
-OUTCOMES = {
-    "reproduced": (-0.20, -0.21, -0.19),
-    "contrary": (0.20, 0.21, 0.19),
-    "inconclusive": (0.20, -0.21, 0.19),
-}
+OUTCOMES = {"reproduced": (-0.20, -0.21, -0.19), "contrary": (0.20, 0.21, 0.19), "inconclusive": (0.20, -0.21, 0.19)}
 
 
 def records(

@@ -208,10 +208,7 @@ def test_losses_by_size_have_their_fits_and_the_arrow_of_equal_loss() -> None:
         Result(name=name, variant=variant, value=value, seed=0, coordinates=Coordinates(parameters=size))
         for size in sizes
         for variant, share in (("diff", 2.0), ("softmax", 1.0))
-        for name, value in (
-            ("language/validation_loss", 5 - 0.2 * math.log(size / share / 1e5)),
-            (SIZES, 0.9 * size),
-        )
+        for name, value in (("language/validation_loss", 5 - 0.2 * math.log(size / share / 1e5)), (SIZES, 0.9 * size))
     ]
     curves = [
         Result(name="training/validation_loss", variant=variant, value=value, seed=0, coordinates=at)

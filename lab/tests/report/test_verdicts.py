@@ -9,11 +9,7 @@ import pytest
 from diff_lab.record import Baseline, Comparison, Interval
 from diff_lab.report.documents import Table
 from diff_lab.report.tables import verdict_table
-from diff_lab.report.wording import (
-    format_difference,
-    level_cells,
-    verdict_text,
-)
+from diff_lab.report.wording import format_difference, level_cells, verdict_text
 from diff_lab.results_files import capture_results
 from table_cells import column
 

@@ -12,13 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from diff_lab.train.checkpoint import (
-    Checkpoints,
-    RunState,
-    collective_directory,
-    load_checkpoint,
-    save_model,
-)
+from diff_lab.train.checkpoint import Checkpoints, RunState, collective_directory, load_checkpoint, save_model
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.utils.manifest import why_incomplete
 from tiny_model import SIZES

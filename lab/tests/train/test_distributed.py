@@ -15,15 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import ranks
-from diff_lab.train import (
-    Recipe,
-    TrainingInterrupted,
-    build_data,
-    build_model,
-    parse_recipe,
-    read_metrics,
-    train,
-)
+from diff_lab.train import Recipe, TrainingInterrupted, build_data, build_model, parse_recipe, read_metrics, train
 from diff_lab.train.distributed import DistributedContext
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer.attention_types import ATTENTION_TYPES

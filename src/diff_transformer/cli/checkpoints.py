@@ -79,12 +79,7 @@ def load_model(
     own = {} if quantization is None else {"quantization_config": quantization}  # None would count as given
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            dtype=dtype or "auto",
-            **own,
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=dtype or "auto", **own
         )
     except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error

@@ -19,8 +19,7 @@ def serve(
         str | None, optional("The name of the model in requests.", "the name of the run's or the model's folder")
     ] = None,
     api_key: Annotated[
-        str | None,
-        optional("The API key that clients must send.", "none", envvar=API_KEY_VARIABLE),
+        str | None, optional("The API key that clients must send.", "none", envvar=API_KEY_VARIABLE)
     ] = None,
     without_key: Annotated[
         bool, typer.Option("--without-key", help="Listen beyond this machine although there is no API key.")

@@ -51,12 +51,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]  # tokens, mask and p
 
 
 def export_folder(
-    model: Any,
-    tokenizer: Any | None,
-    target: str | Path,
-    *,
-    card: str,
-    max_shard_size: int | str = MAX_SHARD_SIZE,
+    model: Any, tokenizer: Any | None, target: str | Path, *, card: str, max_shard_size: int | str = MAX_SHARD_SIZE
 ) -> list[Path]:
     """Write a model, in its dtype, as a folder that ``from_pretrained`` loads.
 

@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import (
-    REQUEST_SCHEMA,
-    SIGNAL_SCHEMA,
-    Request,
-    key_ranges,
-    register_gradient,
-)
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, SIGNAL_SCHEMA, Request, key_ranges, register_gradient
 from diff_transformer.ops.functional import without_autocast
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for

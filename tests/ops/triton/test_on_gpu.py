@@ -25,10 +25,7 @@ from diff_transformer.ops.packed import pack, unpacked
 from diff_transformer.ops.triton.triton_backend import interpreted
 from nonfinite_problems import check_output, check_pair, spoil
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated:DeprecationWarning")]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)

@@ -104,15 +104,9 @@ def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
 
 
 _ENVIRONMENT = Environment(
-    loader=PackageLoader("diff_lab.bench"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=PackageLoader("diff_lab.bench"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-_ENVIRONMENT.filters |= {
-    "number": lambda value: "–" if value is None else f"{value:.2f}",
-    "short_commit": short_commit,
-}
+_ENVIRONMENT.filters |= {"number": lambda value: "–" if value is None else f"{value:.2f}", "short_commit": short_commit}
 _ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
 _ENVIRONMENT.globals |= {"ratio_table": ratio_table, "grouped_table": grouped_table}
 _ENVIRONMENT.globals |= {"cases": _cases, "titles": _titles}

@@ -28,8 +28,7 @@ def bench(
     batch: Annotated[
         int | None,
         optional(
-            "Sequences at a time.",
-            "1; on CUDA 16384 tokens for the operator, 4096 for the model, but when decoding",
+            "Sequences at a time.", "1; on CUDA 16384 tokens for the operator, 4096 for the model, but when decoding"
         ),
     ] = None,
     heads: Annotated[

@@ -66,6 +66,7 @@ def evaluate_measures(
     from diff_lab.report.tables import demo_table, measure_table
     from diff_lab.results_files import capture_results
     from diff_lab.train import build_data
+    from diff_lab.train.loop import refuse_other_data
     from diff_lab.train.recipe import TextData
     from diff_transformer.cli import checkpoints
 
@@ -110,6 +111,7 @@ def evaluate_measures(
     elif takes_data and recipe is not None:
         # A tokenizer that is trained again on text that has changed since would give the model other tokens.
         batches = build_data(recipe, tokenizer if reads_text else None).batches
+        refuse_other_data(folder, batches)
     console.say(f"Taking the measurement {', '.join(names)} …" if names else "Measuring …")
     records: list[Result] = []
     variant = getattr(model.config, "attention_type", model.config.model_type)

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from diff_lab.cli.recipe_options import (
-    RecipeName,
-    RecipeSettings,
-    parse_options,
-    tokenising_progress,
-)
+from diff_lab.cli.recipe_options import RecipeName, RecipeSettings, parse_options, tokenising_progress
 from diff_lab.record import ResultsFile
 from diff_transformer.cli import console
 from diff_transformer.cli.app import user_message
@@ -50,8 +45,7 @@ MeasurementOptions = Annotated[
 
 def demo(
     output: Annotated[
-        Path | None,
-        optional("The folder of everything that the demo writes.", "runs/demo, with --fast runs/demo-fast"),
+        Path | None, optional("The folder of everything that the demo writes.", "runs/demo, with --fast runs/demo-fast")
     ] = None,
     seed: Seed = 0,
     fast: Annotated[

@@ -131,8 +131,7 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            metavar="[auto]",
-            help="Resume from the newest checkpoint; with 'auto', start a new run if there is none.",
+            metavar="[auto]", help="Resume from the newest checkpoint; with 'auto', start a new run if there is none."
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,

@@ -32,10 +32,7 @@ class TokenCache(NamedTuple):
 
 
 def prepare(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerFast,
-    folder: Path | None = None,
-    tell: Tell | None = None,
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path | None = None, tell: Tell | None = None
 ) -> TokenCache:
     """Tokenise the corpus into a cache in `folder` (`cache_folder()` unless given), or find it there.
 

@@ -22,11 +22,7 @@ Settings = Mapping[str, Any]
 COMPUTED: dict[str, dict[str, Any]] = {
     "fig3": {"compare": computed.compare_sizes, "options": Repeats},
     "table7": {"measure_once": computed.measure_throughput, "options": computed.ThroughputOptions},
-    "appendix_g": {
-        "compare": computed.compare_gradients,
-        "on_evaluate": computed.on_evaluate,
-        "logs": "gradients",
-    },
+    "appendix_g": {"compare": computed.compare_gradients, "on_evaluate": computed.on_evaluate, "logs": "gradients"},
     "lr_sensitivity": {"derived": computed.loss_by_rate},
 }
 

@@ -11,15 +11,7 @@ import torch
 from diff_lab.coordinates import NO_COORDINATES
 from diff_lab.data import TextFiles
 from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
-from diff_lab.experiments.experiment import (
-    Experiment,
-    ParameterCounts,
-    Preset,
-    Variant,
-    check_alike,
-    count,
-    text_notes,
-)
+from diff_lab.experiments.experiment import Experiment, ParameterCounts, Preset, Variant, check_alike, count, text_notes
 from diff_lab.experiments.recipe_comparison import recorded_experiment
 from diff_lab.learning import curves_of, judge
 from diff_lab.measure.measurement import read_options, refuse_unknown

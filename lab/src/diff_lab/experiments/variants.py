@@ -37,12 +37,7 @@ def diff_and_softmax(*settings: Any, coordinates: Coordinates = NO_COORDINATES) 
 
 def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
     """Return DIFF and the Transformer at a size: parameters as the paper counts them."""
-    model = {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "intermediate_size": feed_forward,
-        "head_dim": head_dim,
-    }
+    model = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": feed_forward, "head_dim": head_dim}
     return diff_and_softmax({"model": model}, coordinates=Coordinates(parameters=parameters))
 
 

@@ -31,7 +31,7 @@ from diff_transformer.utils import manifest
 from diff_transformer.utils.files import clean_up, clean_up_all, commit, present_folders, read_json, unfinished_path
 
 _PREFIX = "step-"  # of the folder of a checkpoint
-_STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
+STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class RunState:
 
 def read_state(checkpoint: Path) -> RunState:
     """Read the progress of a run from a checkpoint of this version, or of earlier ones, which hold more."""
-    saved = read_json(checkpoint / _STATE)
+    saved = read_json(checkpoint / STATE)
     detector = saved.get("spike_detector", saved.get("watch"))
     return RunState(saved["data"], saved["step"], saved["seconds"], detector)
 
@@ -124,7 +124,7 @@ def save_training_state(
         here["cuda"] = torch.cuda.get_rng_state()
     random = {f"{name}/{number}": s for number, each in enumerate(all_gather_object(here)) for name, s in each.items()}
     on_rank0(lambda: save_file(random, folder / _RANDOM))
-    on_rank0(lambda: (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
+    on_rank0(lambda: (folder / STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> RunState:

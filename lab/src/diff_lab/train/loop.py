@@ -22,8 +22,10 @@ from diff_lab.data.batches import Batches
 from diff_lab.files import read_metrics
 from diff_lab.train import run_setup
 from diff_lab.train.checkpoint import (
+    STATE,
     Checkpoints,
     RunState,
+    checkpoints_by_step,
     collective_directory,
     load_checkpoint,
     read_state,
@@ -323,6 +325,17 @@ def _fingerprint(batches: Batches) -> str:
     """Return a number for the data: of all text, and of the first batch, which other settings or seeds change."""
     first = batches.train_batch(1)["input_ids"].numpy().tobytes()
     return hashlib.sha256(first + batches.source.encode()).hexdigest()
+
+
+def refuse_other_data(model: Path, batches: Batches) -> None:
+    """Raise ValueError if the data are not those that a model was trained on, by its own or its run's checkpoints."""
+    checkpoints = checkpoints_by_step(model.parent / run_setup.CHECKPOINTS).values()
+    trained = [read_state(path).data for path in (model, *checkpoints) if (path / STATE).is_file()]
+    if trained and trained[-1] != _fingerprint(batches):
+        raise ValueError(
+            f"The data of the run have changed since {str(model)!r} was trained, so it may know what is held out now; "
+            "put them back, or name a text that it has not seen by --text."
+        )
 
 
 class TrainingInterrupted(KeyboardInterrupt):

@@ -22,14 +22,7 @@ from diff_transformer.ops.attention_request import (
     may_skip_dispatcher,
     register_gradient,
 )
-from diff_transformer.ops.cpu.cpu_build import (
-    SWITCH,
-    BuildError,
-    KernelDisabledError,
-    capability,
-    is_faster,
-    load,
-)
+from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, capability, is_faster, load
 from diff_transformer.ops.functional import rms_norm
 
 _lock = threading.Lock()

@@ -26,11 +26,7 @@ from diff_transformer.ops.reference import (
     rounding_band,
     share_of_allowed,
 )
-from diff_transformer.ops.triton.kernel_arguments import (
-    LONG_CACHE,
-    MOST_DECODED,
-    precision_of,
-)
+from diff_transformer.ops.triton.kernel_arguments import LONG_CACHE, MOST_DECODED, precision_of
 from diff_transformer.ops.triton.triton_backend import triton_attention, triton_log_sums
 
 SWITCH = "DIFF_TRANSFORMER_TRITON"
