@@ -7,7 +7,7 @@ import pytest
 
 from command_fixtures import run
 from commands import RETRIEVAL, fails, succeeds
-from diff_lab.results_files import read_results
+from diff_lab.results_files import read_results, write_json
 
 RECIPE = f"{RETRIEVAL}train: {{steps: 4, learning_rate: 2e-3, inspect_every: null}}\n"
 OF_TEXT = RECIPE.replace("{kind: retrieval, length: 32, num_pairs: 2,", "{kind: text, length: 16,").replace(
@@ -98,6 +98,12 @@ def test_the_users_text_is_what_is_compared_on(tmp_path: Path, monkeypatch: pyte
     request = written.settings["request"]
     assert request["recipe"]["data"]["paths"] == [str(text)]
     assert "AR-Hit" in result.stdout
+    assert run("compare", recipe, *settings, "--resume").stdout == result.stdout
+    (text / "0.txt").write_text("A dark night. " * 30, encoding="utf-8")
+    assert "were asked for otherwise (text_sha256)" in run("compare", recipe, *settings, "--resume").stderr
+    del request["text_sha256"]  # as in results of earlier versions
+    write_json(tmp_path / "out" / "recipe_mine.json", written)
+    assert run("compare", recipe, *settings, "--resume").stdout == result.stdout
     fails(run("compare", recipe, "data.dataset=novels", *settings), "in paths or in a dataset, not in both")
     short = tmp_path / "short.txt"
     fails(run("compare", recipe, "--text", tmp_path / "no", "--output", tmp_path / "none"), "There is no text file")
@@ -115,7 +121,9 @@ def test_what_cannot_be_compared_is_one_sentence(recipe: Path, tmp_path: Path) -
     fails(run("compare", recipe, "--variants", "diff,transformer", *output), "There is no variant 'transformer'")
     fails(run("compare", recipe, "--variants", "diff", *output), "A comparison needs two variants or more, got diff.")
     fails(run("compare", recipe, "model.init_from=runs/a", *output), "starts from the model 'runs/a'")
-    fails(run("compare", recipe, "--learning-rates", "1e-3,fast", *output), "could not convert string to float: 'fast'")
+    fails(
+        run("compare", recipe, "--learning-rates", "1e-3,fast", *output), "numbers with commas between, got '1e-3,fast'"
+    )
     fails(run("compare", recipe, "--learning-rates", "0", *output), "Learning rates are above 0")
     fails(run("compare", recipe, "--text", tmp_path, *output), "unknown key 'data.paths'")
     fails(run("compare", recipe, "--resume", "--overwrite", *output), "not both")

@@ -255,6 +255,10 @@ def compare(
     from diff_lab.train.progress import RunProgress
     from diff_lab.train.recipe import override_of
 
+    try:
+        rates = [float(rate) for rate in learning_rates.split(",")] if learning_rates else []
+    except ValueError:
+        raise ValueError(f"--learning-rates must be numbers with commas between, got {learning_rates!r}.") from None
     paths = [str(path.expanduser().resolve()) for path in text or []]
     resolved = load_recipe(recipe, [*(settings or []), *([override_of("data.paths", paths)] if paths else [])])
     name = comparison_name(resolved)
@@ -267,7 +271,7 @@ def compare(
             resolved,
             [one.strip() for one in variants.split(",")],
             seeds=seeds,
-            learning_rates=[float(rate) for rate in learning_rates.split(",")] if learning_rates else [],
+            learning_rates=rates,
             unmatched=unmatched,
             options=options,
             build=partial(build_data, tell=tell),

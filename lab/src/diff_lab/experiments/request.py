@@ -19,7 +19,7 @@ from diff_lab.measure.standard import curve_baselines
 from diff_lab.record import OWN, Comparison, Headline, ResultsFile
 from diff_lab.results_files import read_results
 from diff_lab.train import Data, Recipe, build_config, build_data, load_recipe
-from diff_lab.train.recipe import override_of
+from diff_lab.train.recipe import TextData, override_of
 
 
 def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
@@ -96,7 +96,10 @@ class ExperimentRequest:
 
     def settings(self) -> dict[str, Any]:
         """Return everything that decides the numbers, as JSON has it."""
-        request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
+        request: dict[str, Any] = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
+        data = self.preset.variant_recipe(self.preset.variants[0]).data if self.preset.variants else None
+        if isinstance(data, TextData) and data.paths:
+            request["text_sha256"] = TextFiles(data.paths, data.text_field).fingerprint()
         settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
         del settings["minutes"]  # what it is thought to take decides nothing
         del settings["more_rates"]  # results of earlier versions, which tried none, are kept
@@ -220,7 +223,10 @@ def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overw
     """Say why an experiment's results cannot be written to `path` or kept there, if so. Raises as `run_experiment`."""
     refuse_results(path, resume=resume, overwrite=overwrite)
     if resume and path.exists():
-        differs = _differences(read_results(path).settings.get("request"), request.settings())
+        before, now = read_results(path).settings.get("request"), request.settings()
+        if isinstance(before, Mapping) and "text_sha256" not in before:  # results of earlier versions
+            now.pop("text_sha256", None)
+        differs = _differences(before, now)
         if differs:
             raise FileExistsError(
                 f"The results in {str(path)!r} were asked for otherwise ({differs}), and --resume would lose them; "
