@@ -312,7 +312,11 @@ def _measure_case(
     tokens, wall = batch * (1 if pass_ == DECODE else length), wall_clock(settings.torch_device)
 
     def clock(run: Run, repeats: int) -> float:
-        return run.seconds(repeats) if isinstance(run, CTranslate2Decoding) else wall(run, repeats)
+        if isinstance(run, CTranslate2Decoding):
+            return run.seconds(repeats)
+        if pass_ == DECODE:  # as behind another token, and not behind another model: CTranslate2 is timed so, too
+            run()
+        return wall(run, repeats)
 
     def prepare(name: str) -> Run:
         if pass_ != DECODE:
