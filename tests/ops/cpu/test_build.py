@@ -351,6 +351,9 @@ def test_switched_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         diff_attention(q, k, v, 0.5, backend="cpu")
     assert f"{cpu_build.SWITCH}=0" in cpu_build.status()
     assert not os.path.exists(os.environ["TORCH_EXTENSIONS_DIR"])
+    monkeypatch.setenv(cpu_build.SWITCH, "x" * 300)  # longer than a name can be
+    with pytest.raises(cpu_build.BuildError, match=r"'x+', which is no file$"):
+        cpu_build.describe()
 
 
 def test_a_build_that_fails_is_remembered_until_it_is_asked_for(

@@ -100,7 +100,7 @@ def describe() -> Build:
         raise BuildError(f"it needs torch 2.10 or newer, this is {torch.__version__}: pip install --upgrade torch")
     is_path = named not in ("", "1")
     shipped = Path(named) if is_path else SHIPPED
-    if is_path and not shipped.is_file():
+    if is_path and not os.path.isfile(shipped):  # a name that is too long for one is an error of Path.is_file
         raise BuildError(f"{SWITCH} must be 0, 1 or the path of a compiled library, got {named!r}, which is no file")
     if shipped.is_file() and (is_path or is_faster()):
         return Build(shipped, capability())
