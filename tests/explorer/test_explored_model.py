@@ -1,5 +1,6 @@
 """Runs of every kind of model: maps and predictions with the learned λ and with another."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -167,6 +168,26 @@ def test_diffllama_stands_on_the_left(diffllama: Any) -> None:
         assert shown.second is not None
         torch.testing.assert_close(shown.second, second, rtol=0, atol=1e-5)
     assert explored.trace(TOKENS, LambdaSettings(factor=0.0)).loss != pytest.approx(trace.loss)
+
+
+@pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")  # PEFT asks for it
+def test_of_a_wrapped_model_the_one_inside_is_shown(diffllama: Any) -> None:
+    """With its adapters, of PEFT's wrapper, of torch.compile's and of both; learned prompts are no part of it."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    adapted = peft.get_peft_model(make("diff"), lora).double()
+    for model in (adapted, torch.compile(adapted, backend="eager")):
+        explored = ExploredModel(model, "adapted")
+        assert explored.label == "DIFF"
+        check_maps(explored.trace(TOKENS), adapted)
+        check_predictions(explored.trace(TOKENS), adapted)
+    assert ExploredModel(torch.compile(make("diff"), backend="eager"), "compiled").trace(TOKENS).loss != pytest.approx(
+        explored.trace(TOKENS).loss
+    )
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    for model, config, kind in ((make("diff"), prompts, "PROMPT_TUNING"), (copy.deepcopy(diffllama), lora, "LORA")):
+        with pytest.raises(ValueError, match=f"m is not shown with PEFT's {kind}: merge it or remove it first"):
+            ExploredModel(peft.get_peft_model(model, config), "m")
 
 
 def test_any_model_of_transformers_stands_on_the_right(llama: Any) -> None:

@@ -7,6 +7,7 @@ import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -399,8 +400,14 @@ def test_both_models_write_on_in_step(watch: Watch, address: str) -> None:
     settled(page, lambda: len(page.url.split("left-added=")[-1].split("&")[0].split("%2C")) == count)
     again = watch.open(page.url)
     settled(again, lambda: again.locator(".flow .token").count() == 11 + count)
+    # An answer is marked for what was written, in the strip too, and goes with it.
+    page.locator(".flow .token").nth(3).click()
+    page.get_by_role("button", name="Mark as the answer").click()
+    settled(page, lambda: page.locator(".strip h2").inner_text() == "Probability of w12 by λ, in %")
     page.get_by_role("button", name="Begin again").click()
     settled(page, lambda: page.locator(".flow .token").count() == 11)
+    settled(page, lambda: "Probability of w12" not in page.locator(".strip").inner_text())
+    assert page.locator(".refusal").count() == 0
 
 
 def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
@@ -432,18 +439,29 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     assert again.locator(".token.pinned").count() == 0
     # A link that makes no sense opens the page all the same.
     watch.open(f"{address}#text=w1+w2&left=99.x&lambda=factor:x,all:0.5,7&row=-3&answer=1&left-added=x")
+    past = watch.open(f"{address}#text=w1+w2&answer=7,0,1")
+    settled(past, lambda: "answer" not in past.url and past.locator(".refusal").count() == 0)
+    assert {message[-17:] for message in watch.wrong} == {"400 (Bad Request)"}
+    watch.wrong.clear()
 
 
 @pytest.mark.all
 def test_needles_and_refusals(watch: Watch, address: str) -> None:
     page = watch.open(address)
+    page.fill("textarea", "w5")
+    page.get_by_role("button", name="an example").click()  # which is shown already
+    assert page.locator("textarea").input_value() == TEXT
     page.get_by_role("button", name="Another question").click()
     settled(page, lambda: page.locator(".flow .token").count() == 8)
     page.fill("textarea", "w5 <script>alert(1)</script>")
-    page.wait_for_selector(".refusal")
-    assert "no token '<script>alert(1)</script>'" in page.locator(".refusal").inner_text()
+    for sentence in (".refusal", ".refused"):
+        assert "no token '<script>alert(1)</script>'" in page.locator(sentence).inner_text()
+    playwright.expect(page.locator(".refused")).to_be_in_viewport()
+    for part in (".strip", ".predictions", ".head-view", ".grids"):  # they are of the text before
+        playwright.expect(page.locator(part)).to_have_css("opacity", "0.3")
     page.fill("textarea", "w5 w6")
-    settled(page, lambda: page.locator(".refusal").count() == 0 and page.locator(".flow .token").count() == 2)
+    settled(page, lambda: page.locator(".refusal, .refused, .stale").count() == 0)
+    assert page.locator(".flow .token").count() == 2
     # The browser notes each answer that refuses.
     assert all("400 (Bad Request)" in message for message in watch.wrong)
     watch.wrong.clear()
@@ -451,18 +469,22 @@ def test_needles_and_refusals(watch: Watch, address: str) -> None:
 
 def test_hostile_text_is_shown_as_text(watch: Watch, served: Serve) -> None:
     tokenizer = byte_tokenizer()
-    text = "<img src=x onerror=alert(1)>\x00\u202e&é<"
+    text = "<img src=x onerror=alert(1)>\x00\u202e&é<שלום"
     side = Side(ExploredModel(make("diff", vocab_size=len(tokenizer)), "<b>bytes"), TokenizerVocabulary(tokenizer))
     page = watch.open(served(Explorer(side, None, [Example("<i>", text)])))
     assert page.locator(".flow").inner_text().startswith("<img src=x onerror=alert(1)>␀")
     assert "\u202e" not in page.locator(".flow").inner_text()
     assert page.locator(".flow img, .explorer b b, .chip i").count() == 0
     assert "<b>bytes" in page.locator("footer").inner_text()
+    frames = page.locator(".flow .token").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    assert all(one["right"] < two["left"] + 1 or one["bottom"] <= two["top"] + 1 for one, two in pairwise(frames))
     for part in ("head-view", "grid-card", "predictions"):  # what is saved is well-formed, whatever the labels are
         with page.expect_download() as download:
             page.locator(f".{part}").get_by_role("button", name="SVG").click()
         root = ElementTree.parse(download.value.path()).getroot()
         assert "<b>bytes" in root.findall(".//{http://www.w3.org/2000/svg}text")[0].text
+    page.fill("textarea", "   ")  # which the tokenizer reads
+    settled(page, lambda: page.locator(".flow .token").count() == 3)
 
 
 @pytest.mark.all
@@ -495,6 +517,11 @@ def test_heads_are_named(watch: Watch, served: Serve, llama: Any) -> None:
     captions = ["A₁", "A₂ of noise head 2", "A₁ − λA₂"]
     settled(page, lambda: page.locator("figure.map figcaption").all_inner_texts() == captions)
     assert "signal head 3 of noise head 1" in str(page.locator('[data-head="1.3"]').first.get_attribute("title"))
+    many = explorer_of(make("diff", num_attention_heads=64, num_key_value_heads=64, hidden_size=256))
+    page = watch.open(f"{served(many)}#text={TEXT}&left=2.28")
+    frame, head = (page.locator(one).bounding_box() for one in (".scroll", ".chosen"))
+    assert frame["x"] < head["x"] < head["x"] + head["width"] < frame["x"] + frame["width"]
+    assert page.evaluate_handle("scrollY").json_value() == 0
 
 
 def test_the_saved_page_works_without_a_server(watch: Watch, explorer: Explorer, saved: Path) -> None:
@@ -616,15 +643,16 @@ async function begin(esm, css, described) {
 def test_answers_that_come_late_belong_to_the_text_that_was_asked_for(watch: Watch, address: str) -> None:
     """They neither hide that the text is empty now, nor add a token to another text."""
     page, held = watch.open(address), list[Any]()
-    page.route(re.compile("/api/(run|next)$"), lambda route: held.append(route))
+    page.route("**/api/run", lambda route: held.append(route), times=1)
     page.fill("textarea", "w1 w2")
     settled(page, lambda: len(held) > 0)
     page.fill("textarea", " ")
-    page.wait_for_selector(".refusal")
-    with page.expect_response("**/api/run"):
-        held.pop(0).continue_()
-    settled(page, lambda: page.locator(".flow .token").count() == 2)
-    assert "The text is empty" in page.locator(".refusal").inner_text()
+    page.wait_for_timeout(400)  # until it is asked for
+    held.pop().continue_()
+    settled(page, lambda: page.locator(".stale .flow .token").count() == 2)
+    page.wait_for_load_state("networkidle")
+    assert "The text has no tokens" in page.locator(".refusal").inner_text()
+    watch.wrong.clear()  # the refusals
 
     page = watch.open(address)
     page.route("**/api/next", lambda route: held.append(route))
@@ -660,7 +688,8 @@ def test_no_numbers_of_another_text_stay_beside_a_new_one(watch: Watch, served: 
     settled(page, lambda: page.locator(".panels canvas[data-map]").count() == before)
     settled(page, lambda: page.locator(".refusal").count() == 0)
     page.fill("textarea", " ")
-    settled(page, lambda: "The text is empty" in page.locator(".refusal").inner_text())
+    settled(page, lambda: "The text has no tokens" in page.locator(".refusal").inner_text())
+    watch.wrong.clear()
 
 
 def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Explorer, tmp_path: Path) -> None:

@@ -71,8 +71,6 @@ export function App({ data, source, root }) {
   );
   const shownMaps = useRef({});
   const isRefused = useRef(false); // the text, by the model on the left
-  const isEmpty = useRef(false);
-  isEmpty.current = !view.text.trim();
   const isChosen = useRef(hash.length > 1 ? { left: true, right: true } : { left: Boolean(data.opening) });
 
   const change = useCallback((part) => setView((now) => ({ ...now, ...(part instanceof Function ? part(now) : part) })), []);
@@ -88,11 +86,15 @@ export function App({ data, source, root }) {
   for (const side of sides) {
     const asked = question(side);
     const run = { ...asked, ...answered(side) };
+    // The answer of an address may lie past the text: without it the text is shown, or refused for what is wrong with it.
+    const ask = ({ answer, ...rest }) =>
+      source.run(answer ? { ...rest, answer } : rest).catch(async (error) => {
+        if (!answer) throw error;
+        const found = await source.run(rest);
+        if (side === "left") change((now) => (now.answer === answer ? { answer: null } : {}));
+        return found;
+      });
     useEffect(() => {
-      if (!view.text.trim()) {
-        if (side === "left") setRefusal({ side, message: "The text is empty; write something." });
-        return;
-      }
       const size = models[side].layers * models[side].heads > 64 ? PICTURE.many : PICTURE.few;
       const wait = (waitsForHeads) => setRuns((now) => ({ ...now, [side]: now[side] && { ...now[side], waitsForHeads } }));
       wait(true);
@@ -105,14 +107,14 @@ export function App({ data, source, root }) {
             wait(false);
             return;
           }
-          const quick = await source.run(run);
+          const quick = await ask(run);
           if (side === "left") isRefused.current = false;
-          setRefusal((now) => (now?.side === side && !isEmpty.current ? null : now));
+          setRefusal((now) => (now?.side === side ? null : now));
           // The pictures of the heads before stay until there are new ones.
-          setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick, waitsForHeads: !quick.heads } }));
+          setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick, asked, waitsForHeads: !quick.heads } }));
           if (latest[side].run.waits || quick.heads) return;
-          const whole = await source.run({ ...run, picture: size });
-          setRuns((now) => ({ ...now, [side]: whole }));
+          const whole = await ask({ ...run, picture: size });
+          setRuns((now) => ({ ...now, [side]: { ...whole, asked } }));
           const first = isChosen.current[side] ? null : striking(whole.heads);
           if (first) isChosen.current[side] = true;
           if (!first) return;
@@ -136,7 +138,6 @@ export function App({ data, source, root }) {
 
     const head = view[side];
     useEffect(() => {
-      if (!view.text.trim()) return;
       latest[side].map.ask(async () => {
         try {
           if (side === "right") await latest.left.run.answered;
@@ -161,11 +162,11 @@ export function App({ data, source, root }) {
 
   // A point after the other, so that an answer that the reader waits for waits for one of them at most.
   const { factors, task } = data.strip;
-  const stripped = { text: view.text, ...answered("left") };
+  const { lambdas: _, ...stripped } = { ...question("left"), ...answered("left") };
   useEffect(() => {
     let isOver = false;
     (async () => {
-      for (const factor of task || view.text.trim() ? factors : []) {
+      for (const factor of factors) {
         await latest.left.run.answered;
         const point = isOver ? null : await source.strip({ ...stripped, factor });
         if (isOver) return;
@@ -180,6 +181,7 @@ export function App({ data, source, root }) {
 
   const left = runs.left;
   const length = left?.tokens.length ?? 0;
+  const isOfOtherText = left && left.asked.text !== view.text;
   const image = imageOf(data, view);
   // Without a pinned token the row that was generated last is shown, or that of the question; of an image the first.
   const ownRow = image ? 0 : view.added.left.length ? length - 1 : view.answer?.query ?? length - 1;
@@ -236,13 +238,14 @@ export function App({ data, source, root }) {
       ${models.left.note && html`<p class="note">${models.left.note}</p>`}
     </header>
     ${refusal && html`<p class="refusal" role="alert">${refusal.message}</p>`}
-    <main class="layout">
+    <main class=${`layout ${isOfOtherText ? "stale" : ""}`}>
       <div class="controls">
         <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
         <${Strip} factors=${factors} task=${task} points=${points} lambdas=${view.lambdas} />
         <${Predictions} run=${left} right=${runs.right} models=${models} theme=${theme} />
         ${image ? html`<${ImagePanel} data=${data} view=${view} onChange=${change} />` : html`
-        <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
+        <${TextPanel} data=${data} source=${source} view=${view} refusal=${refusal} onChange=${change}
+          onRefusal=${setRefusal} />
         <${Generation} models=${models} runs=${runs} view=${view} wanted=${wanted} source=${source} question=${question}
           onChange=${change} onRefusal=${setRefusal} />`}
       </div>

@@ -51,7 +51,9 @@ export function Generation({ models, runs, view, wanted, source, question, onCha
 
   const restart = () => {
     setPlaying(false);
-    onChange({ added: NOTHING_ADDED, row: null });
+    const { tokens = [], asked } = runs.left ?? {};
+    const length = tokens.length - (asked?.append?.length ?? 0); // of the text
+    onChange(({ answer }) => ({ added: NOTHING_ADDED, row: null, answer: answer?.query < length ? answer : null }));
   };
   const written = (side) => runs[side]?.pieces.slice(runs[side].pieces.length - view.added[side].length) ?? [];
 

@@ -28,6 +28,14 @@ export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }
     paintPictures(canvas.current, frame.current.querySelectorAll(".picture"), pictures, heads.picture_size, theme);
   }, [heads, theme, width]);
 
+  // The grid alone moves, and to the side: the page stays where the reader is.
+  useEffect(() => {
+    const scroll = frame.current.parentElement;
+    const [outer, inner] = [scroll, grid.current.querySelector(".chosen")].map((one) => one.getBoundingClientRect());
+    const [left, right] = [inner.left - inner.width, inner.right + inner.width]; // with a neighbour
+    scroll.scrollLeft += Math.max(0, right - outer.right) + Math.min(0, left - outer.left);
+  }, [chosen.layer, chosen.head]);
+
   const move = (event) => {
     const step = KEYS[event.key];
     if (!step) return;

@@ -41,7 +41,7 @@ export function Strip({ factors, task, points, lambdas }) {
   const isOnStrip = Object.keys(layers).length + Object.keys(heads).length === 0;
   const now = between(factors, points, factor);
   return html`
-    <section class="strip" ref=${container} aria-labelledby=${id("strip-title")} hidden=${!measured.length}>
+    <section class=${`strip ${task ? "" : "of-text"}`} ref=${container} aria-labelledby=${id("strip-title")} hidden=${!measured.length}>
       <h2 id=${id("strip-title")}>${task ? "Right answers" : html`Probability of <b>${label(piece ?? "")}</b>`} by λ, in %</h2>
       ${measured.length > 0 && width > THUMB && html`
         <svg width=${width} height=${HEIGHT} role="img" aria-label=${measured

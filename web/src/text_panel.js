@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useIds } from "./ids.js";
 import { NOTHING_ADDED } from "./view_state.js";
 
-export function TextPanel({ data, source, view, onChange, onRefusal }) {
+export function TextPanel({ data, source, view, refusal, onChange, onRefusal }) {
   const id = useIds();
   const [draft, setDraft] = useState(view.text);
   const seed = useRef(0);
@@ -18,15 +18,14 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
 
   const show = (text, answer = null) => {
     clearTimeout(waiting.current);
+    sent.current = text;
+    setDraft(text);
     onChange({ text, answer, added: NOTHING_ADDED, row: null });
   };
   const type = (text) => {
     setDraft(text);
     clearTimeout(waiting.current);
-    waiting.current = setTimeout(() => {
-      sent.current = text;
-      show(text);
-    }, 350);
+    waiting.current = setTimeout(() => show(text), 350);
   };
   const draw = async () => {
     try {
@@ -45,7 +44,8 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
         ${source.live && data.draws_examples && html`<button type="button" class="link" onClick=${draw}>Another question</button>`}
       </div>
       <textarea id=${id("text")} rows="4" spellcheck="false" readonly=${!source.live} value=${draft}
-        onInput=${(event) => type(event.target.value)}></textarea>
+        aria-describedby=${id("refused")} onInput=${(event) => type(event.target.value)}></textarea>
+      ${refusal && html`<p id=${id("refused")} class="refused">${refusal.message}</p>`}
       ${source.live && data.examples.length > 0 && html`<p class="examples">
         ${data.examples.map((example) => html`<button type="button" class="chip" key=${example.title}
             onClick=${() => show(example.text, example.answer)}>${example.title}</button>`)}

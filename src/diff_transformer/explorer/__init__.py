@@ -48,11 +48,11 @@ def explore(
     """Show the attention maps of a model in a notebook (Jupyter, marimo), with λ under the reader's hand.
 
     Args:
-        model: a DIFF or DIFF V2 model, or transformers' DiffLlama. It is used, not copied: it must not be trained or
-            moved while the widget computes.
+        model: a DIFF or DIFF V2 model, or transformers' DiffLlama; also with adapters of PEFT's, or compiled. It is
+            set to ``eval()`` and used, not copied: it must not be trained or moved while the widget computes.
         tokenizer: transformers' tokenizer, or for a model without one a list with the word of each token.
         text: the page's first text.
-        compare: the model beside it, any causal language model of transformers.
+        compare: the model beside it, any causal language model of transformers; it is set to ``eval()``, too.
         compare_tokenizer: its tokenizer; that of ``model`` unless given.
         answer: the position of a question, and the first and the last + 1 of its answer, in tokens from 0: the page
             then shows the attention on the answer.

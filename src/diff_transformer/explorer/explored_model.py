@@ -132,6 +132,11 @@ class ExploredModel:
     attentions: Sequence[Any] = ()  # of which the maps are recomputed; else the model returns them
 
     def __init__(self, model: Any, name: str) -> None:
+        adapter = getattr(model, "active_peft_config", None)
+        if adapter is not None and (adapter.is_prompt_learning or model.config.model_type == "diffllama"):
+            raise ValueError(f"{name} is not shown with PEFT's {adapter.peft_type.value}: merge it or remove it first.")
+        model = getattr(model, "get_base_model", lambda: model)()  # of PEFT's, whose adapters stay in its layers
+        model = getattr(model, "_orig_mod", model)  # of torch.compile's
         if model.config.model_type == "diffllama":
             model = as_our_model(model)
         self.model, self.name = model.eval(), name
