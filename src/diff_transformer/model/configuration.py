@@ -245,6 +245,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         return self.spec.has_token_lambda(self)
 
     @property
+    def angles_follow_length(self) -> bool:
+        """Whether the angles of the rotary embedding depend on the largest position of the call."""
+        return (self.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+
+    @property
     def qk_head_dim(self) -> int | None:
         """Width of a query of latent attention, else None; transformers asks by it if cached keys and values differ."""
         return self.head_dim if self.spec.latent else None
@@ -392,7 +397,10 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"pad_token_id must lie in 0 … vocab_size − 1, got {self.pad_token_id} of {self.vocab_size}."
             )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        rope = {"rope_type": "default", "rope_theta": 1} | (self.rope_parameters or {})
+        rope_type, theta = rope["rope_type"], rope["rope_theta"]
+        if type(theta) not in (int, float) or not 0 < theta < math.inf:
+            raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}.")
         if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
         if head_dim(self) % 2 and not self.spec.latent:
