@@ -61,12 +61,10 @@ class Row:
     Attributes:
         target: the key in our checkpoints.
         source: the key in the source's; None if it has no such parameter, which on the way back goes into W_O.
-        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None if
-            the rows are the same.
+        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width, if any.
         scale: the target is the source times this.
         constant: every entry of the target if the source has none, or a function of our configuration and the layer's
-            number that gives it. With a key of the source as well, the parameter may be absent from the whole
-            checkpoint.
+            number that gives it. With a key of the source as well, the whole checkpoint may lack the parameter.
     """
 
     target: str

@@ -116,8 +116,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
             "diff_v2_grouped" (groups that share keys, too), "gdla" (the same over a latent cache), "softmax" (the
             Transformer) or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
-        num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
-            a grouped one A − G.
+        num_attention_heads: the Transformer's count A for every type; DIFF has A / 2 heads 2d wide, with groups A − G.
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
             G where they share keys.
         num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
@@ -429,8 +428,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 # this package, so no folder carries code that grows old.
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
 
-# transformers' Auto classes and this package's. `auto_map` in config.json names all but one: a language model is causal
-# or masked.
+# transformers' Auto classes and this package's. `auto_map` of config.json has the causal one or the masked one.
 AUTO_CLASSES = {
     "AutoConfig": "DiffTransformerConfig",
     "AutoModel": "DiffTransformerModel",

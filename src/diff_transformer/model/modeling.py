@@ -144,8 +144,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
         For "dex" layers without a corrected head are left out.
         """
-        # From the top: PEFT's modules_to_save puts a wrapper in the place of a module, which gives that of its copies
-        # that is in use.
+        # From the top: a wrapper of PEFT's (modules_to_save) in the place of a module gives the copy that is in use.
         layers = [layer.self_attn for layer in self.base_model.layers if hasattr(layer, "self_attn")]
         owners = [getattr(layer, "dex", layer) for layer in layers]
         values = [owner.lam().item() for owner in owners if getattr(owner, "lam", None) is not None]
@@ -234,7 +233,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
-                cache for an encoder.
+                cache for an encoder; a context without ``position_ids``.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
@@ -332,8 +331,8 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
         size = self.config.vocab_size
         if labels is not None and kwargs.get("context") is not None and kwargs.get("shift_labels") is None:
             raise ValueError(
-                "with context (context parallelism) a rank's labels cannot be shifted: shift those of the whole "
-                "sequence, and give this rank's part of them, by Context.own, as shift_labels beside labels."
+                "with context (context parallelism) labels must be shifted over the whole sequence: give this rank's "
+                "part of the shifted ones, by Context.own, as shift_labels beside labels."
             )
         if chunked_loss and labels is not None:
             return None, chunked_cross_entropy(self.lm_head, hidden_states, labels, size, **kwargs)

@@ -46,8 +46,7 @@ class ServedModel:
         of_model = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if of_model is None else of_model
         self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
-        # suppressed tokens.
+        # Requests say how tokens are chosen, and not a checkpoint's penalties, beams or suppressed tokens.
         model.generation_config = GenerationConfig()
         self._model = model
         self._is_stopping = False
