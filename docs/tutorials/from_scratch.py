@@ -21,7 +21,7 @@
 # well-known walkthrough of the paper, mistake by mistake, until its design computes the paper's layer. It ends with
 # the questions that everybody asks: is it not just twice the heads, what does the norm do, and when does it not help?
 #
-# *Ten minutes to read, seconds to run. You need PyTorch, and `pip install .` in a checkout, which also has the
+# *Ten minutes to read, seconds to run. You need PyTorch, and `pip install . ./lab` in a checkout, which also has the
 # measurements at the end.*
 
 # %% tags=["parameters"]

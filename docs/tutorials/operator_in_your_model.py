@@ -18,8 +18,8 @@
 # `timm`, trains each beside its original, and shows what else the operator takes: windows, packed documents, grouped
 # queries, a cache, and queries that look at another sequence.
 #
-# *Ten minutes to read, two to run on two cores. You need `pip install . scikit-learn timm` in a checkout; without
-# timm, leave out the two cells of the vision transformer.*
+# *Ten minutes to read, two to run on two cores. You need `pip install . ./lab scikit-learn timm` in a checkout;
+# without timm, leave out the two cells of the vision transformer.*
 
 # %% tags=["parameters"]
 GPT_STEPS = 100

@@ -22,7 +22,7 @@ def card_of(folder: Path) -> ModelCard:
 
 
 def test_export_writes_a_folder_that_the_card_tells_how_to_load(text_run: Path, tmp_path: Path) -> None:
-    target = tmp_path / "shared"
+    target = tmp_path / "shared[red]"  # no markup
     result = run("export", text_run, target, "--license", "mit")
     assert (result.exit_code, result.stderr) == (0, "")
     listed = [Path(line.rsplit(" (", 1)[0]) for line in result.stdout.splitlines()]

@@ -41,6 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--host", "0.0.0.0", "--port", 0, "--api-key", "secret"], "checkpoint 'nowhere' does not exist"),
         (["--api-key", "  "], f"(--api-key or {API_KEY_VARIABLE}) must be printable ASCII text"),
         (["--api-key", "schlüssel"], "must be printable ASCII text"),
+        (["--api-key", "secret "], "and without spaces at its ends"),  # a header's ends are stripped
         (["--host", "256.1.1.1", "--without-key"], "Cannot listen on 256.1.1.1, port 8000: "),
     ],
 )

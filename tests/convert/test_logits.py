@@ -1,6 +1,7 @@
 """A converted model computes what its source computed."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,17 @@ def test_llama_and_back(rope: Any, options: Any, theirs: Folder, logits: Logits,
     convert_to("llama", tmp_path / "new", tmp_path / "back")
     assert torch.equal(logits(tmp_path / "back", LlamaForCausalLM), logits(source, LlamaForCausalLM))
     assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads((source / "config.json").read_text())
+
+
+def test_one_file_comes_before_an_index(theirs: Folder, logits: Logits, tmp_path: Path) -> None:
+    """As in transformers, whose save_pretrained removes shards and leaves their index."""
+    source = theirs(LlamaForCausalLM, "5KB")
+    model = LlamaForCausalLM.from_pretrained(source)
+    model.model.norm.weight.data.mul_(2)
+    model.save_pretrained(tmp_path / "newer")
+    shutil.copyfile(tmp_path / "newer" / "model.safetensors", source / "model.safetensors")
+    convert_from("llama", source, tmp_path / "new")
+    check(logits(tmp_path / "new"), logits(tmp_path / "newer", LlamaForCausalLM))
 
 
 def test_settings_of_old_llama_checkpoints(theirs: Folder, logits: Logits, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP2": {"dp": 2},
         "TP": {"tp": 2},
         "TP with sequence parallelism": {"tp": 2, "sequence": True},
+        "TP with sequence parallelism, documents": {"tp": 2, "sequence": True, "documents": True},
         "CP": {"cp": 2},
         "CP, documents": {"cp": 2, "documents": True},
         "CP, window": {"cp": 2, "window": 3},
@@ -282,6 +283,9 @@ def test_models_that_have_no_context_parallelism() -> None:
     config = DiffTransformerConfig(**sizes_for("diff"), is_causal=False)
     with pytest.raises(ValueError, match="got 'diff' and is_causal False"):
         context_parallel(DiffTransformerModel(config).layers)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ValueError, match="cannot have rope_type 'dynamic'"):
+        context_parallel(make("diff", rope_parameters=dynamic).model.layers)
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "cu_seq_lens_q", "output_attentions", "context", "length"])
@@ -297,6 +301,23 @@ def test_what_context_parallelism_would_ignore_is_refused(name: str) -> None:
         given |= {"position_ids": torch.arange(6)[None]} if name == "length" else {name: wrong[name]}
         with pytest.raises(ValueError, match=r"parallelism needs context|of 8 tokens, got 6"):
             model(ids, **given)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_ranks_part_of_a_sequence_is_not_shifted_in_itself(chunked: bool) -> None:
+    model, ids = make("diff"), torch.arange(1, 9)[None]
+    with one_rank_of(1):
+        context = Context(init_device_mesh("cpu", (1,)), 8)
+        context_parallel(model.model.layers)
+        given: dict[str, Any] = {"context": context, "use_cache": False, "labels": ids, "chunked_loss": chunked}
+        with pytest.raises(ValueError, match=r"position_ids must be given: this rank's, by Context\.own"):
+            model(ids, **given)
+        given["position_ids"] = torch.arange(8)[None]
+        with pytest.raises(ValueError, match="as shift_labels beside labels"):
+            model(ids, **given)
+        shifted = F.pad(ids, (0, 1), value=-100)[:, 1:]
+        loss, expected = model(ids, **given, shift_labels=shifted).loss, make("diff")(ids, labels=ids).loss
+        torch.testing.assert_close(loss.float(), expected.float())
 
 
 def test_a_feed_forward_network_that_the_ranks_cannot_share() -> None:
@@ -367,6 +388,10 @@ def test_a_sequence_that_the_ranks_cannot_share() -> None:
             Context(mesh, 12)
         with pytest.raises(ValueError, match=r"end at the length 16, got \[0, 5, 3, 16\]"):
             Context(mesh, 16, [0, 5, 3, 16])
+        model, ids = make("diff", num_attention_heads=16, num_key_value_heads=8), torch.arange(1, 7)[None]
+        tensor_parallel(model.model.layers, mesh, embedding=model.model.embed_tokens, sequence_parallel=True)
+        with pytest.raises(ValueError, match="sequence_parallel shares a multiple of 4 tokens, got 6"):
+            model(ids, position_ids=ids)
 
 
 def test_transformers_plan_adds_the_ranks_gradients_up(monkeypatch: pytest.MonkeyPatch) -> None:

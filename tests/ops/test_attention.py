@@ -151,6 +151,16 @@ def test_a_whole_row_of_the_smallest_number_is_a_mean(backend: str, dtype: torch
         assert (answer["out"][1, :, 2].double() - mean).abs().max() <= limit
 
 
+def test_gradients_beside_large_addends_are_those_of_a_mean(backend: str) -> None:
+    """exp(score − log-sum), as torch's kernels recompute the weights, would be 1 for each of the five keys."""
+    q, k, v = (torch.randn(1, 1, *sizes, requires_grad=True) for sizes in ((2, 3, 4), (2, 5, 4), (5, 4)))
+    options = {"attn_mask": torch.full((3, 5), torch.finfo(torch.float32).min), "backend": backend}
+    (of_values,) = torch.autograd.grad(diff_attention(q, k, v, 0.5, **options).sum(), v)
+    torch.testing.assert_close(of_values, torch.full_like(v, 3 * (1 - 0.5) / 5))
+    (of_queries,) = torch.autograd.grad(diff_attention(q, k, v, 0.5, **options, return_lse=True)[1].sum(), q)
+    torch.testing.assert_close(of_queries[:, :, 0], k[:, :, 0].mean(2, keepdim=True).expand(-1, -1, 3, -1) / 2)
+
+
 def test_few_queries_take_the_smallest_number_of_float64_for_a_finite_one(backend: str) -> None:
     """Decoding has a path of its own, without gradients."""
     problem = build(case("causal"))

@@ -265,6 +265,18 @@ def test_torch_raises_where_it_would_run_uncompiled() -> None:
         forward(problem, attn_mask=create_block_mask(striped(7), None, None, 150, 150, device="cpu"))
 
 
+@pytest.mark.all
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_caches_of_other_capacities_are_compiled_apart() -> None:
+    for capacity in (32, 40):
+        k, v = (torch.randn(1, 2, capacity, 16)[:, :, :32] for _ in range(2))
+        maps = k.unflatten(-1, (2, 8)).transpose(2, 3)
+        first, second = (
+            diff_attention(torch.ones(1, 2, 2, 1, 8), maps, v, 0.5, backend=b) for b in ("flex", "reference")
+        )
+        torch.testing.assert_close(first, second)
+
+
 @pytest.fixture
 def cold() -> Iterator[None]:
     torch._dynamo.reset()

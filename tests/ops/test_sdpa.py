@@ -69,6 +69,15 @@ def test_the_variant_chosen_here_runs_fused(dtype: torch.dtype, mask: str | None
     assert names["aten::_scaled_dot_product_attention_math"] == 0
 
 
+def test_rows_of_queries_that_overlap_are_copied_for_torch() -> None:
+    q, k, v = (
+        torch.randn(1, 2, 2, 104).unfold(-1, 64, 1)[..., :40, :],
+        torch.randn(1, 2, 2, 9, 64),
+        torch.randn(1, 2, 9, 64),
+    )
+    torch.testing.assert_close(*(diff_attention(x, k, v, 0.5, backend="sdpa") for x in (q, q.contiguous())))
+
+
 # On CUDA: which of torch's kernels is asked for. There need not be such a device: torch's questions are answered here.
 
 Takes = dict[str, Any]

@@ -8,9 +8,11 @@ from typing import Any
 import openai
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from diff_lab.data import byte_tokenizer
 from diff_transformer.serve.completion import ServedModel
+from diff_transformer.serve.requests import ChatRequest
 from running_server import client_of, new_model, new_served, running
 
 PROMPT = "to be, or not"
@@ -136,6 +138,11 @@ def test_a_chat_follows_the_template(client: openai.OpenAI, alone: Callable[...,
     assert events[-1].choices[0].finish_reason == "length"
     answer = chat(client, "hello")  # as long as the context has space
     assert answer.usage.total_tokens == 96 or answer.choices[0].finish_reason == "stop"
+    served, end = new_served(chat=True), "<|endoftext|>"
+    beginning = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, 256)])
+    served.tokenizer.backend_tokenizer.post_processor = beginning
+    (job,) = served.prepare(ChatRequest(messages=[{"role": "user", "content": "hi"}]))
+    assert 256 not in job.prompt, "the template alone says how a text begins"
 
 
 def expected_logprobs(text: str) -> tuple[list[int], torch.Tensor]:

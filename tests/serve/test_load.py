@@ -89,6 +89,12 @@ def test_what_waits_is_generated_in_one_batch(served: Served, alone: Callable[..
         before = served.count
         client.completions.create(model="tiny", prompt=prompts[:3], max_tokens=10, temperature=1, seed=5)
         assert served.count - before == 30
+        served.model.angles_follow_length = True  # a longer prompt in the batch would turn them otherwise
+        client.completions.create(model="tiny", prompt=prompts[:3], max_tokens=10, temperature=0)
+        assert served.count - before == 60
+    model = new_model()
+    model.config.rope_parameters["rope_type"] = "dynamic"
+    assert ServedModel(model, byte_tokenizer(), "tiny").angles_follow_length
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -60,6 +60,7 @@ def refused(url: str, path: str, body: Any, status: int, part: str) -> None:
         ({"prompt": ""}, "The prompt is empty"),
         ({"prompt": [[1], [257]]}, "Tokens must lie in 0 … 256, got 257"),
         ({"max_tokens": 92}, "context of 96 tokens cannot hold the prompt's 5 and 92 new ones"),
+        ({"prompt": "a" * 100_000}, "context of 96 tokens cannot hold 100,000 characters."),
         ({"max_tokens": True}, "max_tokens: Input should be a valid integer, got True."),
         ({"model": "other"}, "The model 'other' is not here; this server has 'tiny'."),
         ({"temperature": 3}, "temperature: Input should be less than or equal to 2, got 3."),

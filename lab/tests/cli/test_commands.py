@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from command_fixtures import run
 from commands import fails, succeeds
 from diff_lab.coordinates import NO_COORDINATES, Coordinates
+from diff_lab.data import byte_tokenizer
 from diff_lab.experiments.definitions import EXPERIMENTS
 from diff_lab.record import Headline, Result
 from diff_lab.results_files import write_json
@@ -96,12 +98,22 @@ def test_generate_goes_on_from_the_prompt(text_run: Path) -> None:
     assert written("--top-p", 1e-9) == written("--greedy")
 
 
-def test_generate_streams(text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_streams(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     put = StdoutStreamer.put
     monkeypatch.setattr(StdoutStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
     run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
     assert counts == [5, 1, 1, 1, 1]
+    counts.clear()
+    model = AutoModelForCausalLM.from_pretrained(text_run / "model", bos_token_id=None, eos_token_id=None)
+    model.generation_config.eos_token_id = None
+    model.lm_head.weight.data.zero_()  # so that token 0 is written
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    run("generate", tmp_path / "model", "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
+    assert counts == [5, 1], "the tokenizer's end of text is the model's, where that has none"
 
 
 @pytest.mark.parametrize("kind", KINDS)

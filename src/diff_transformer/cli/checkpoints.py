@@ -22,8 +22,7 @@ from diff_transformer.utils.suggestions import did_you_mean, some
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
-    """Find the folder of a model: `path`, a run folder's `model/`, its newest checkpoint, or a shipped model of that
-    name.
+    """Find the folder of a model: `path`, a run's `model/`, its newest checkpoint, or a shipped model of that name.
 
     The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError or
     ValueError if there is no such model, or it is not valid.

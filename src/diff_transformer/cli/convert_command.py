@@ -148,9 +148,9 @@ def export(
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype, Int8Config() if int8 else None)
     text = card(Exported(target.name, model, tokenizer, auto_class, onnx, license_name))
     if onnx:
-        console.messages().print(f"Writing {target} and comparing it with the model …")
+        console.say(f"Writing {target} and comparing it with the model …")
         files = export_onnx(model, tokenizer, target, card=text)
     else:
         files = export_folder(model, tokenizer, target, card=text, max_shard_size=shard_size)
     for file in files:
-        console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
+        console.print_line(f"{file} ({file.stat().st_size:,} bytes)")

@@ -30,8 +30,9 @@ def serve(
     """Answer requests of OpenAI's API with a model: /v1/completions, /v1/chat/completions and /v1/models.
 
     Ctrl-C or SIGTERM stops the server."""
-    if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
-        raise ValueError(f"The API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII text, not empty.")
+    if api_key is not None and not (api_key.strip() == api_key > "" and api_key.isprintable() and api_key.isascii()):
+        key = f"The API key (--api-key or {API_KEY_VARIABLE})"
+        raise ValueError(f"{key} must be printable ASCII text, not empty, and without spaces at its ends.")
     require_extra("serve")
     from diff_transformer.utils.servers import bound_socket, is_loopback, root_url
 

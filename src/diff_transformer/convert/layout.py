@@ -61,12 +61,10 @@ class Row:
     Attributes:
         target: the key in our checkpoints.
         source: the key in the source's; None if it has no such parameter, which on the way back goes into W_O.
-        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None if
-            the rows are the same.
+        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width, if any.
         scale: the target is the source times this.
         constant: every entry of the target if the source has none, or a function of our configuration and the layer's
-            number that gives it. With a key of the source as well, the parameter may be absent from the whole
-            checkpoint.
+            number that gives it. With a key of the source as well, the whole checkpoint may lack the parameter.
     """
 
     target: str
@@ -125,6 +123,8 @@ def plan(
     unknown or missing, and all shapes that do not fit.
     """
     headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}
+    if config.num_hidden_layers > len(headers):  # before a model of so many is made
+        raise ValueError(f"there are {len(headers)} tensors for num_hidden_layers {config.num_hidden_layers}.")
     mappings = parameter_mappings(layout, config, backwards=backwards)
     optional = {row.target for row in layout.rows if row.constant is not None and not backwards}
     if config.tie_word_embeddings:
@@ -260,7 +260,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> tuple[list[Path], set[str] | None]:
-    """Return the files, and the keys that an index says are in them."""
+    """Return the files, and the keys that an index says are in them: as transformers, one file before all others."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS], None
     if (folder / INDEX).is_file():
         file_of_key = read_json_object(folder / INDEX).get("weight_map")
         if not isinstance(file_of_key, Mapping) or not all(isinstance(name, str) for name in file_of_key.values()):
@@ -271,8 +273,6 @@ def _files(folder: Path) -> tuple[list[Path], set[str] | None]:
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{str(folder)!r} lacks {some(absent)}, which {INDEX} names.")
         return [folder / name for name in names], set(file_of_key)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS], None
     if pickled := sorted(file.name for pattern in PICKLED for file in folder.glob(pattern)):
         raise ValueError(
             f"The weights in {str(folder)!r} are pickled ({some(pickled)}), and a pickle can run any code when it is "

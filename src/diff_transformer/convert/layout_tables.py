@@ -60,6 +60,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "the feed-forward network here has no biases"),
     "attention_dropout": (0, "the dropout of this attention is not covered"),
     "quantization_config": (None, "only weights in floating point are converted"),
+    "is_causal": (True, "only models that predict the next token are converted"),
 }
 
 # What a config.json in the authors' layout may hold: the arguments of their attention module, and Llama's names for

@@ -31,8 +31,6 @@ GRAPH = "model.onnx"
 EXPORTED_IMPLEMENTATION = f"{OPERATOR_IMPLEMENTATION}_reference"
 # A protobuf file cannot be larger than 2 GiB: the weights of a model near that go into a file beside it.
 LARGEST_IN_ONE_FILE = 1 << 30
-# The frequencies of these depend on the length of the text, which a graph with open lengths cannot ask for.
-CLOSED_ROPE_TYPES = {"dynamic", "longrope"}
 
 # An entry point of this group makes of (folder, results files) an object whose ``text`` takes the `Exported`; there is
 # one where diff-transformer-lab is installed.
@@ -112,8 +110,8 @@ def export_onnx(model: Any, tokenizer: Any | None, target: str | Path, *, card: 
     import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
     import onnxscript  # noqa: F401  # torch's exporter imports it
 
-    rope_type = model.config.rope_parameters["rope_type"]
-    if rope_type in CLOSED_ROPE_TYPES:
+    if model.config.angles_follow_length:
+        rope_type = model.config.rope_parameters["rope_type"]
         raise ValueError(
             f"A model with rope_type {rope_type!r} cannot become an ONNX graph: its angles depend on the length."
         )

@@ -250,8 +250,7 @@ def pooled(maps: Tensor, pixel: int) -> Tensor:
 def pictures_of(extremes: Tensor, is_causal: bool = True) -> Tensor:
     """Turn pooled maps (H, P, P) into pictures of int8, ±127 · √(weight / scale); docs/explorer.md says why so.
 
-    The scale is the largest weight, of causal maps but for the first quarter of the rows. Where a weight is larger, it
-    is ±127.
+    The scale is the largest weight, of causal maps but for the first quarter of the rows. Larger weights are ±127.
     """
     scale = extremes[:, extremes.shape[1] // 4 if is_causal else 0 :].abs().amax((-1, -2))
     relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)

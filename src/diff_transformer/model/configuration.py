@@ -116,8 +116,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "diff_v3" (with two gates),
             "diff_v2_grouped" (groups that share keys, too), "gdla" (the same over a latent cache), "softmax" (the
             Transformer) or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
-        num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
-            a grouped one A − G.
+        num_attention_heads: the Transformer's count A for every type; DIFF has A / 2 heads 2d wide, with groups A − G.
         num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G, or
             G where they share keys.
         num_noise_heads: for the grouped types, which need it, the number of groups G: A = (r + 1)·G query heads are r
@@ -243,6 +242,11 @@ class DiffTransformerConfig(PreTrainedConfig):
     def has_token_lambda(self) -> bool:
         """Whether the layers have a λ for each token and head, a projection W_λ."""
         return self.spec.has_token_lambda(self)
+
+    @property
+    def angles_follow_length(self) -> bool:
+        """Whether the angles of the rotary embedding depend on the largest position of the call."""
+        return (self.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
 
     @property
     def qk_head_dim(self) -> int | None:
@@ -392,7 +396,10 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"pad_token_id must lie in 0 … vocab_size − 1, got {self.pad_token_id} of {self.vocab_size}."
             )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        rope = {"rope_type": "default", "rope_theta": 1} | (self.rope_parameters or {})
+        rope_type, theta = rope["rope_type"], rope["rope_theta"]
+        if type(theta) not in (int, float) or not 0 < theta < math.inf:
+            raise ValueError(f"rope_theta must be a finite number above 0, got {theta!r}.")
         if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
         if head_dim(self) % 2 and not self.spec.latent:
@@ -421,8 +428,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 # this package, so no folder carries code that grows old.
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
 
-# transformers' Auto classes and this package's. `auto_map` in config.json names all but one: a language model is causal
-# or masked.
+# transformers' Auto classes and this package's. `auto_map` of config.json has the causal one or the masked one.
 AUTO_CLASSES = {
     "AutoConfig": "DiffTransformerConfig",
     "AutoModel": "DiffTransformerModel",

@@ -178,8 +178,7 @@ class InterfaceAttention(Attention):
         """Return the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), else None.
 
         Weights are A1 − λA2, or the one map of ordinary attention, counted as Llama's are: map a weighs the value
-        channels a·d … (a + 1)·d. The two maps that belong to one head of DIFF are the same. With G groups there are
-        2·(A − G) of them.
+        channels a·d … (a + 1)·d. The two of one head of DIFF are the same. With G groups there are 2·(A − G) of them.
         """
         queries, keys, values = self.project(hidden_states, position_embeddings)
         own = values

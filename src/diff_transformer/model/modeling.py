@@ -144,8 +144,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
         For "dex" layers without a corrected head are left out.
         """
-        # From the top: PEFT's modules_to_save puts a wrapper in the place of a module, which gives that of its copies
-        # that is in use.
+        # From the top: a wrapper of PEFT's (modules_to_save) in the place of a module gives the copy that is in use.
         layers = [layer.self_attn for layer in self.base_model.layers if hasattr(layer, "self_attn")]
         owners = [getattr(layer, "dex", layer) for layer in layers]
         values = [owner.lam().item() for owner in owners if getattr(owner, "lam", None) is not None]
@@ -234,12 +233,19 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
-                cache for an encoder.
+                cache for an encoder; a context without ``position_ids``.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
+        if position_ids is None and kwargs.get("context") is not None:
+            raise ValueError(
+                "with context (context parallelism) position_ids must be given: this rank's, by Context.own."
+            )
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        whole = inputs_embeds
+        if position_ids is not None and position_ids.shape[-1] != whole.shape[1]:  # whose part this rank has
+            whole = whole[:, :1].expand(-1, position_ids.shape[-1], -1)
         check_mask_kind(attention_mask)
         if past_key_values is not None and not self.config.is_causal:
             raise ValueError(
@@ -251,7 +257,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         cu_seqlens, ends = None, kwargs.get("cu_seq_lens_q")
         has_documents = ends is not None or kwargs.get("cu_seq_lens_k") is not None
         if has_documents and attends_by_document(self.config):  # and needs no mask
-            cu_seqlens = check_cu_seqlens(inputs_embeds, attention_mask, past_key_values, **kwargs)
+            cu_seqlens = check_cu_seqlens(whole, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         past_of_caller = past_key_values
@@ -265,13 +271,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             masks = dict.fromkeys(layer_types)
         # A causal model that is called with is_causal=False may have windows: transformers' masks look both ways then.
         elif not self.config.is_causal and "sliding_attention" not in layer_types:
-            mask = encoder_mask(self.config, inputs_embeds, attention_mask, position_ids)
+            mask = encoder_mask(self.config, whole, attention_mask, position_ids)
             masks = dict.fromkeys(layer_types, mask)
         else:
             masks = {
                 layer_type: LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type](
                     config=self.config,
-                    inputs_embeds=inputs_embeds,
+                    inputs_embeds=whole,
                     attention_mask=attention_mask,
                     past_key_values=past_of_caller if attention_mask is None else past_key_values,
                     position_ids=position_ids,
@@ -323,6 +329,11 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the logits that are asked for, and the loss if there are labels: by chunks without any logits."""
         size = self.config.vocab_size
+        if labels is not None and kwargs.get("context") is not None and kwargs.get("shift_labels") is None:
+            raise ValueError(
+                "with context (context parallelism) labels must be shifted over the whole sequence: give this rank's "
+                "part of the shifted ones, by Context.own, as shift_labels beside labels."
+            )
         if chunked_loss and labels is not None:
             return None, chunked_cross_entropy(self.lm_head, hidden_states, labels, size, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

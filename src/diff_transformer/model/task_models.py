@@ -35,8 +35,7 @@ def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling:
         pooling: "mean", "first" or "last".
 
     Returns:
-        (B, D) in the dtype of ``hidden_states``; the mean is taken in float32 at least. A text of padding alone gives 0
-        as its mean.
+        (B, D) in the dtype of ``hidden_states``, a mean taken in float32 at least; 0 for a text of padding alone.
 
     Raises:
         ValueError: another pooling, or a mask of another shape.
@@ -152,8 +151,7 @@ class DiffTransformerForMaskedLM(DiffTransformerLanguageModel):
             labels: (B, N), at each masked token the one that it hides, −100 elsewhere; nothing is shifted. The mean
                 over masked tokens, or the sum divided by ``num_items_in_batch`` if that is given.
             logits_to_keep: which positions get logits, or how many last ones; 0 for all.
-            chunked_loss: compute the loss alone, from the logits of the masked tokens, a chunk at a time; the logits
-                are None then.
+            chunked_loss: compute the loss alone, from logits of masked tokens, a chunk at a time; logits are None then.
 
         Raises:
             ValueError: ``chunked_loss`` without labels.

@@ -1,7 +1,6 @@
 """Computes the parts that all multi-head attentions share, and the Transformer's attention.
 
-All of them take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
-halves anything.
+All of them take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d.
 """
 
 import math

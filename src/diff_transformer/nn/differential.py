@@ -82,8 +82,7 @@ class DiffAttention(DifferentialAttention):
 
     Args:
         hidden_size: width D of input and output.
-        num_attention_heads: A, the *Transformer's* count of heads, and even. Nobody halves it: 8 makes 4 differential
-            heads.
+        num_attention_heads: A, the *Transformer's* count of heads, and even: 8 makes 4 differential heads.
         layer: the layer's number l, counted from 1 as in the paper. It sets λ_init, and the layer's place in a cache,
             which counts from 0 (l − 1).
         num_key_value_heads: A_kv, the Transformer's count of key/value heads, which divides A and is even; A unless
@@ -91,8 +90,7 @@ class DiffAttention(DifferentialAttention):
         head_dim: width d of a query or key; D / A unless given.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
         norm_eps: eps of the norms: the headwise one, and those of ``qk_norm``.
-        headwise_norm: False (the ablation of Table 6) leaves the headwise norm out, and the factor 1 − λ_init, which
-            belongs to it.
+        headwise_norm: False (the ablation of Table 6) leaves the headwise norm out, and its factor 1 − λ_init.
         dual_lambda: whether λ is made of two numbers, by :class:`DualLambda`, and not of four vectors.
         bias: whether the four projections have biases; the paper's have none.
         qk_norm: whether every query and key is normalised before the rotary embedding, by RMSNorm over its d channels
@@ -151,8 +149,7 @@ class GroupedDiffAttention(DifferentialAttention):
 
     Args:
         num_noise_heads: G, which divides A.
-        num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
-            given.
+        num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G unless given, a pair to each.
         token_lambda: True makes λ of each signal head and token a projection, sigmoid(X W_λ), as in
             :class:`DiffAttentionV2`. There is no λ_init then, and the factor of the headwise norm is 1.
 

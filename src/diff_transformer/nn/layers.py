@@ -54,9 +54,7 @@ class KeepsFloat32(nn.Module):
     """
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, in float32 if it is narrower: servers set all of them in the model's dtype before they
-        load.
-        """
+        """Register a parameter, in float32 if it is narrower: servers set the model's dtype before they load."""
         if param is not None and param.is_floating_point() and param.dtype.itemsize < torch.float32.itemsize:
             param = nn.Parameter(param.detach().to(torch.float32), requires_grad=param.requires_grad)
         super().register_parameter(name, param)
@@ -223,8 +221,7 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
 class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
     """RMSNorm over the d channels of each query, or of each key, (…, d) → (…, d); all heads and maps share the weight.
 
-    Its name says why it is not the class of the other norms: the weight is the heads' of a layer, see
-    :class:`HeadwiseNorm`.
+    It is no class of the other norms, since the heads of a layer share the weight: see :class:`HeadwiseNorm`.
 
     Examples:
         >>> QueryKeyNorm(16)(torch.randn(2, 10, 4, 16)).shape

@@ -6,8 +6,7 @@ Causality is aligned to the end of the keys: query i of N stands at position i +
 
 A NaN or an infinity in keys and values is confined to the queries that see it. A weight of 0 does not hide it, since
 0 · NaN is NaN, in the output as in the gradients. So a backend computes with zeros in place of such rows, and a NaN is
-added to the outputs of the queries that see one of them. The C++ kernel of the CPU follows the same rule by itself, as
-do those of Triton.
+added to the outputs of the queries that see one of them. The kernels in C++ and Triton follow the rule by themselves.
 """
 
 import functools
@@ -128,11 +127,9 @@ def constant_when_compiled(function: Any) -> Any:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass is at
-    work.
+    """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass works.
 
-    Only then may stored values be read, and results be cached. The imaginary part of a conjugate means the negative of
-    the stored values.
+    Only then may stored values be read, and results be cached. A conjugate's imaginary part means their negative.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False

@@ -85,9 +85,9 @@ def flex_attention_backend(request: Request) -> Tensor:
         blocks = _position_blocks(request)
         if isinstance(attn_mask, Tensor):
             score_mod = _masked_score(attn_mask)
-    attend = _attend_for(q, k, v, attn_mask, blocks, scale)
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    attend = _attend_for(q, k, v, attn_mask, blocks, scale)
     a1_v, a2_v = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
     if request.signal_weight is not None:
         a1_v = request.signal_weight.unsqueeze(-1) * a1_v
@@ -122,8 +122,9 @@ def _attend_for(
         # Mask functions are often made anew for every call, from the same lines.
         function = attn_mask.mask_mod
         mask = (getattr(function, "__code__", function), attn_mask.BLOCK_SIZE)
-    # torch's C++ kernel does not compile with lengths left open where a mask is a tensor.
-    lengths = q.shape[-2:] + k.shape[-2:] if q.device.type == "cpu" else None
+    # torch's C++ kernel does not compile with lengths left open where a mask is a tensor. Each layout compiles anew.
+    sizes = q.shape[-2:] + k.shape[-2:] + q.stride() + k.stride() + v.stride()
+    lengths = sizes if q.device.type == "cpu" else None
     return _compiled(lengths, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
 
 

@@ -185,8 +185,7 @@ def diff_attention(
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *, backend: str = "auto", **settings: Any) -> Tensor:
     """Compute :func:`diff_attention` of packed keys (B, H_kv, S, [k1; k2]) and values, as :func:`pack` makes them.
 
-    The kernels of the CPU and Triton read the rows as they are for the few queries of decoding. For anything else they
-    are unpacked.
+    The kernels of the CPU and Triton read the rows as they are, for the few queries of decoding. Others unpack them.
     """
     if settings.get("cu_seqlens") is None and not settings.get("dropout_p") and not torch.is_grad_enabled():
         arguments = {name: settings.get(name, default) for name, default in _OF_DECODING.items()}

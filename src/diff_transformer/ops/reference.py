@@ -74,7 +74,10 @@ def log_sums(request: Request) -> Tensor:
 def _log_sums(request: Request) -> Tensor:
     scores = _scores(request)
     sees_none = (scores == float("-inf")).all(-1)
-    return scores.masked_fill(sees_none.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(sees_none, float("-inf"))
+    scores = scores.masked_fill(sees_none.unsqueeze(-1), 0.0)
+    # torch's gradient is exp(score − result), and rounding a large result would take all digits of the difference.
+    rounded = scores.detach().logsumexp(-1, keepdim=True)
+    return ((scores - rounded).logsumexp(-1) + rounded.squeeze(-1)).masked_fill(sees_none, float("-inf"))
 
 
 def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:

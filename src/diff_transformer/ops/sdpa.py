@@ -125,6 +125,8 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
         if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
             q = q.float()
             request = request._replace(q=q)
+    if q.device.type == "cpu" and 0 < q.stride(-2) < q.shape[-1]:  # rows that overlap, which torch's kernel misreads
+        request = request._replace(q=(q := q.contiguous()))
     n, d, dv, heads_per_key, scale = request.n, q.shape[-1], v.shape[-1], request.heads_per_key, request.scale
     # Torch aligns its own causality to the start of the keys: the same thing only if N = S. Its fused kernels hide keys
     # before they scale, which a scale of 0 or less undoes.
@@ -147,7 +149,9 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
     options["dropout_p"] = dropout_p
     kernels: contextlib.AbstractContextManager[object] = contextlib.nullcontext()  # in torch's own order
-    if plan.cudnn:
+    # The CPU's fused kernel takes exp(score − log-sum) for gradients, which has no digits beside large addends.
+    exact = gradient and mask is not None and mask.dtype != torch.bool and q.device.type == "cpu"
+    if plan.cudnn or exact:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         # The others are for what cuDNN refuses after all, such as a single key.

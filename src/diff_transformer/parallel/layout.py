@@ -112,7 +112,9 @@ def _layer_plan(layer: nn.Module, stream: Any) -> dict[str, ParallelStyle]:
 class _OwnWords(RowwiseParallel):
     """A table of which each rank looks its own words up; the results are added."""
 
-    def _prepare_output_fn(self, layouts: Any, _is_local: bool, _module: nn.Module, outputs: Any, _mesh: Any) -> Tensor:  # type: ignore[override]
+    def _prepare_output_fn(self, layouts: Any, _is_local: bool, _module: nn.Module, outputs: Any, mesh: Any) -> Tensor:  # type: ignore[override]
+        if layouts[0] == Shard(1) and outputs.shape[1] % mesh.size():
+            raise ValueError(f"sequence_parallel shares a multiple of {mesh.size()} tokens, got {outputs.shape[1]}.")
         # A copy, since a layer that torch.compile compiled gives a tensor that is still on its way no gradient.
         return outputs.redistribute(placements=layouts).to_local().clone()
 
@@ -231,7 +233,7 @@ class Context:
                 self.pieces.append((rest, slice(start + cut, start + size), ends))
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Return this rank's part of tokens, positions or labels, (B, N) → (B, N / ranks)."""
+        """Return this rank's part of tokens, positions or labels that are shifted already, (B, N) → (B, N / ranks)."""
         if x.shape[dim] != self.length:
             raise ValueError(f"the context is of {self.length} tokens, got {x.shape[dim]}.")
         parts = x.chunk(self.count, dim)
@@ -252,7 +254,7 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
     a :class:`Context`, which alone tells documents apart: positions that begin anew do not.
 
     Raises:
-        ValueError: layers of ordinary attention, or of an encoder.
+        ValueError: layers of ordinary attention, of an encoder, or with RoPE that depends on the length ("dynamic").
 
     Examples:
         >>> config = DiffTransformerConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
@@ -266,6 +268,8 @@ def context_parallel(layers: Iterable[nn.Module]) -> None:
         if not config.spec.differential or not config.is_causal:
             got = f"{config.attention_type!r} and is_causal {config.is_causal}"
             raise ValueError(f"context parallelism is for causal differential attention, got {got}.")
+        if config.angles_follow_length:  # of which a rank knows its own part's
+            raise ValueError(f"context parallelism cannot have rope_type {config.rope_parameters['rope_type']!r}.")
         config._attn_implementation = CONTEXT_PARALLEL
 
 

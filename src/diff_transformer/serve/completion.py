@@ -41,11 +41,12 @@ class ServedModel:
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.name, self.tokenizer = name, tokenizer
         self.context: int = model.config.max_position_embeddings
+        self.angles_follow_length: bool = getattr(model.config, "angles_follow_length", False)
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # of all tokens, in characters
         of_model = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if of_model is None else of_model
         self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        # Requests say how tokens are chosen, and not a checkpoint's generation_config.json by penalties, beams or
-        # suppressed tokens.
+        # Requests say how tokens are chosen, and not a checkpoint's penalties, beams or suppressed tokens.
         model.generation_config = GenerationConfig()
         self._model = model
         self._is_stopping = False
@@ -67,21 +68,29 @@ class ServedModel:
             return [self._completion(request, self._conversation(request), continues_prompt=False)]
         made = []
         for prompt in request.prompt:
-            tokens = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+            tokens = self._tokens_of(prompt) if isinstance(prompt, str) else prompt
             made.append(self._completion(request, tokens, logprobs=request.logprobs))
             if request.echo:
                 made[-1].echo = prompt if isinstance(prompt, str) else decoded(self.tokenizer, prompt)
         return made
+
+    def _tokens_of(self, text: str, **options: Any) -> list[int]:
+        """Tokenise text. Raises HTTPException before that, which may take a minute, if its tokens cannot fit."""
+        if len(text) > self.context * self._longest:
+            raise HTTPException(
+                400, f"The model's context of {self.context} tokens cannot hold {len(text):,} characters."
+            )
+        return list(self.tokenizer(text, **options)["input_ids"])
 
     def _conversation(self, request: ChatRequest) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise HTTPException(400, f"The model {self.name!r} has no chat template: send a prompt to /v1/completions.")
         messages = [message.model_dump() for message in request.messages]
         try:
-            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
             raise HTTPException(400, f"The chat template refuses the messages: {error}.") from None
-        return list(encoded["input_ids"])
+        return self._tokens_of(text, add_special_tokens=False)
 
     def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
         of_model = self._model.config
@@ -224,8 +233,11 @@ class Completion:
 
     @property
     def kind(self) -> object:
-        """What the jobs of one batch have in common: how tokens are chosen. One with a seed stands alone."""
-        return self if self.request.seed is not None else self.config.to_dict() | {"max_new_tokens": None}
+        """What the jobs of one batch have in common: how tokens are chosen. One stands alone with a seed, or where the
+        length of others would turn its queries otherwise.
+        """
+        alone = self.request.seed is not None or self.served.angles_follow_length
+        return self if alone else self.config.to_dict() | {"max_new_tokens": None}
 
     @property
     def reason(self) -> str:

@@ -329,7 +329,8 @@ struct Backward {
           } else {
             for (int64_t j = 0; j < chunk.size(); ++j) {
               float* x = map + j * kStrip + lane;
-              const Vec weight = exp_of_negative(load(x) * scale - top) * factor;
+              // The maximum was of products that another number of threads may round otherwise.
+              const Vec weight = exp_of_negative(at::vec::clamp_max(load(x) * scale - top, Vec(0.0f))) * factor;
               weight.store(x);
               sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
             }
