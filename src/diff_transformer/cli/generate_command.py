@@ -90,9 +90,8 @@ def generate(
     torch.manual_seed(seed)
     # The options say how tokens are chosen, and not the checkpoint's penalties or beams.
     ends = model.generation_config.eos_token_id
-    model.generation_config = type(model.generation_config)(
-        eos_token_id=tokenizer.eos_token_id if ends is None else ends
-    )
+    ends = tokenizer.eos_token_id if ends is None else ends
+    model.generation_config = type(model.generation_config)(eos_token_id=ends)
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0}
     input_ids = torch.tensor([tokens], device=model.device)
     model.generate(

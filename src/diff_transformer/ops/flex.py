@@ -123,14 +123,13 @@ def _attend_for(
         function = attn_mask.mask_mod
         mask = (getattr(function, "__code__", function), attn_mask.BLOCK_SIZE)
     # torch's C++ kernel does not compile with lengths left open where a mask is a tensor. Each layout compiles anew.
-    sizes = q.shape[-2:] + k.shape[-2:] + q.stride() + k.stride() + v.stride()
-    lengths = sizes if q.device.type == "cpu" else None
-    return _compiled(lengths, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
+    fixed = (*q.shape[-2:], *k.shape[-2:], *q.stride(), *k.stride(), *v.stride()) if q.device.type == "cpu" else None
+    return _compiled(fixed, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
 
 
 @functools.lru_cache(maxsize=COMPILED)
-def _compiled(lengths: tuple[int, ...] | None, *kind: object) -> Callable[..., Tensor]:
-    """Return FlexAttention compiled for one kind of request. Without ``lengths``, they are left open once they change.
+def _compiled(fixed: tuple[int, ...] | None, *kind: object) -> Callable[..., Tensor]:
+    """Return FlexAttention compiled for one kind of request; lengths are left open once they change, unless ``fixed``.
 
     torch counts the compilations of a function by its code and, after eight, runs it uncompiled, which would hold all
     scores; with ``fullgraph`` it raises instead. So each kind gets code of its own, whose count stays far below. A name
@@ -138,7 +137,7 @@ def _compiled(lengths: tuple[int, ...] | None, *kind: object) -> Callable[..., T
     """
     name = f"one_map_{next(_code_numbers)}"
     copy = types.FunctionType(_attend_one_map.__code__.replace(co_name=name), _attend_one_map.__globals__, name)
-    return torch.compile(copy, fullgraph=True, dynamic=None if lengths is None else False)
+    return torch.compile(copy, fullgraph=True, dynamic=None if fixed is None else False)
 
 
 def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
