@@ -138,6 +138,16 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 }
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
+def test_one_position_of_all_tokens_hides_none(implementation: str) -> None:
+    model, ids, zeros = make("diff", sliding_window=3).eval(), tokens(), torch.zeros(1, 1, dtype=torch.long)
+    model.set_attn_implementation(implementation)
+    all_seen = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+    expected = model(ids, position_ids=zeros.expand(ids.shape), **all_seen).logits
+    for given in ({"use_cache": False}, all_seen):
+        torch.testing.assert_close(model(ids, position_ids=zeros, **given).logits, expected)
+
+
 @pytest.mark.parametrize("mask", REFUSED)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_what_is_refused(implementation: str, mask: str) -> None:

@@ -23,7 +23,7 @@ NORM_EPS = 1e-5  # fixed in its attention
 class Phi4FlashAttention:
     """An attention layer of a Phi-4-mini-flash, with the arguments of its module's calls.
 
-    The module has no rotary embedding, as the layer has none. It takes hidden states (B, N, D) of the LayerNorm.
+    The module has no rotary embedding, as the layer has none. It takes what the layer's LayerNorm gives, (B, N, D).
 
     Attributes:
         module: the layer's weights. Causality is an argument of its ``forward``.

@@ -1,6 +1,6 @@
 """Gives the configuration and the models for transformers, one implementation for all attention types.
 
-Importing this package registers the models with transformers' Auto classes, the operator with its interface.
+Importing it registers the models with transformers' Auto classes and the operator with its attention interface.
 """
 
 import transformers

@@ -244,7 +244,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         whole = inputs_embeds
-        if position_ids is not None and position_ids.shape[-1] != whole.shape[1]:  # whose part this rank has
+        if position_ids is not None and position_ids.shape[-1] > whole.shape[1]:  # this rank has a part
             whole = whole[:, :1].expand(-1, position_ids.shape[-1], -1)
         check_mask_kind(attention_mask)
         if past_key_values is not None and not self.config.is_causal:

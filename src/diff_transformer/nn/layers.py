@@ -221,7 +221,7 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
 class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
     """RMSNorm over the d channels of each query, or of each key, (…, d) → (…, d); all heads and maps share the weight.
 
-    It is no class of the other norms, since the heads of a layer share the weight: see :class:`HeadwiseNorm`.
+    It has a class of its own, since the heads of a layer share the weight: see :class:`HeadwiseNorm`.
 
     Examples:
         >>> QueryKeyNorm(16)(torch.randn(2, 10, 4, 16)).shape

@@ -127,7 +127,7 @@ def constant_when_compiled(function: Any) -> Any:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Return whether the tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass works.
+    """Return whether tensors hold values: no torch.compile, torch.func, make_fx, fake tensor or subclass is at work.
 
     Only then may stored values be read, and results be cached. A conjugate's imaginary part means their negative.
     """
