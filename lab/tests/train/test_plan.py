@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from diff_lab.train import build_config, load_recipe, shipped_recipes, train
 from diff_lab.train.plan import CONTEXT, GIB, GPUS, USABLE, Counted, Layout, Plan, count, layouts, peak_flops
@@ -73,6 +74,10 @@ def test_a_rank_holds_its_part_of_what_one_holds() -> None:
     assert sharded.weights == pytest.approx(alone.weights / 4, rel=0.01)
     assert sharded.optimizer == pytest.approx(alone.optimizer / 4, rel=0.01)
     assert held(Layout(), checkpointing=True).activations < 0.6 * alone.activations
+    # DTensor finds an operator's shapes on whole tensors at its first call in a process: no rank holds them.
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    first = held(Layout(tensor=2))
+    assert held(Layout(tensor=2)) == first
 
 
 def test_the_first_layout_that_fits_is_chosen() -> None:

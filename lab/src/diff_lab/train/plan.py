@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from diff_lab.train.distributed import DistributedContext
@@ -37,6 +38,7 @@ CPU = "cpu"
 CONTEXT, USABLE = 1.5 * GIB, 0.95
 MACHINE = 8  # GPUs
 _RESIZE = torch.UntypedStorage.resize_
+_PROPAGATE = ShardingPropagator._propagate_tensor_meta_non_cached
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,11 @@ class Memory(TorchDispatchMode):
             self._sizes[key] = size
 
 
+def _propagate(*given: Any) -> Any:
+    with _disable_current_modes():  # an operator's shapes, at its first call, of whole tensors without memory
+        return _PROPAGATE(*given)
+
+
 def count(
     recipe: Recipe,
     config: DiffTransformerConfig,
@@ -195,6 +202,7 @@ def count(
             shard(model, layers, over, param_dtype=torch.bfloat16 if half else None)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", lambda *given: memory.resize(*given)))
+        stack.enter_context(patch.object(ShardingPropagator, _PROPAGATE.__name__, _propagate))
         stack.enter_context(memory)
         model.to_empty(device="cpu")
         model.tie_weights()
@@ -338,9 +346,7 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     leaves a query no more than `sliding_window` pairs, and an encoder's query sees all keys; its output head is counted
     for every token. Not counted: norms, softmax, rotary embedding, activations, λ.
     """
-    windows = [
-        config.sliding_window if layer_type == "sliding_attention" else None for layer_type in config.types_of_layers()
-    ]
+    windows = [config.sliding_window if kind == "sliding_attention" else None for kind in config.types_of_layers()]
     pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
     return 6.0 * (multiplied_weights(config) + config.spec.attention_products(config) * pairs / length)
 
