@@ -120,12 +120,25 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
         Int8Linear.of(nn.Linear(4, 4, device="meta"))
 
 
-@pytest.mark.all  # Inductor compiles C++
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-def test_it_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.all)])
+def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path) -> None:
     make("diff").save_pretrained(tmp_path)
     settings: dict[str, Any] = {"quantization_config": Int8Config()}
     model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compile_graph(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(compiler)(graph, examples)
+
     with torch.no_grad():
-        compiled, eager = torch.compile(model)(inputs).logits, model(inputs).logits
+        compiled, eager = torch.compile(model, backend=compile_graph)(inputs).logits, model(inputs).logits
     assert (compiled.float() - eager.float()).abs().max() <= 0.05 * eager.float().abs().max()
+    called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    linears = sum(isinstance(module, Int8Linear) for module in model.modules())
+    assert sum("int8_product" in name for name in called) == linears
+    torch.library.opcheck(
+        torch.ops.diff_transformer.int8_product,
+        (torch.randn(2, 1, 8), torch.ones(4, 8, dtype=torch.int8), torch.ones(4)),
+    )

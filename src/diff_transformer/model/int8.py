@@ -38,6 +38,20 @@ class Int8Config(QuantizationConfigMixin):
         self.quant_method = quant_method
 
 
+def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    out: Tensor | None = token_step("multiplied_int8", x, weight, scale)
+    if out is None:  # sums that are not scaled yet may overflow in float16
+        wide = torch.float32 if x.dtype == torch.float16 else x.dtype
+        out = (F.linear(x.to(wide), weight.to(wide)) * scale).to(x.dtype)
+    return out
+
+
+# The graphs of torch.compile call it, so that they do not unpack the weights for every token.
+torch.library.define("diff_transformer::int8_product", "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
+torch.library.impl("diff_transformer::int8_product", "CPU", _product)
+torch.library.register_fake("diff_transformer::int8_product", lambda x, w, _: x.new_empty(*x.shape[:-1], len(w)))
+
+
 class Int8Linear(KeepsFloat32):
     """Linear layer with eight-bit weights, (…, in) → (…, out); they have no gradient.
 
@@ -80,11 +94,10 @@ class Int8Linear(KeepsFloat32):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
-        out: Tensor | None = token_step("multiplied_int8", x, self.weight, self.weight_scale)
-        if out is None:  # sums that are not scaled yet may overflow in float16
-            wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-            out = F.linear(x.to(wide), self.weight.to(wide)) * self.weight_scale
-        return (out if self.bias is None else out + self.bias.to(out.dtype)).to(x.dtype)
+        is_graph = torch.compiler.is_compiling() and not (torch.compiler.is_exporting() or torch.is_grad_enabled())
+        product = torch.ops.diff_transformer.int8_product if is_graph and x.is_cpu else _product
+        out = product(x, self.weight, self.weight_scale)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

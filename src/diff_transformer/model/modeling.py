@@ -312,6 +312,11 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012  # as above
 
     def __init__(self, config: DiffTransformerConfig) -> None:
+        if config.is_causal != isinstance(self, GenerationMixin):
+            raise ValueError(
+                f"the configuration of {type(self).__name__} must have is_causal {not config.is_causal}, got "
+                f"{config.is_causal} (DiffTransformerForMaskedLM is the encoder; DiffTransformerForCausalLM is not)."
+            )
         super().__init__(config)
         config = self.config
         self.model = DiffTransformerModel(config)
@@ -328,6 +333,8 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
         **kwargs: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the logits that are asked for, and the loss if there are labels: by chunks without any logits."""
+        if chunked_loss and labels is None:
+            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         size = self.config.vocab_size
         if labels is not None and kwargs.get("context") is not None and kwargs.get("shift_labels") is None:
             raise ValueError(
@@ -354,14 +361,6 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         >>> DiffTransformerForCausalLM(config)(torch.arange(10)[None]).logits.shape
         torch.Size([1, 10, 64])
     """
-
-    def __init__(self, config: DiffTransformerConfig) -> None:
-        if not config.is_causal:
-            raise ValueError(
-                "DiffTransformerForCausalLM predicts the next token: its configuration must have is_causal True, got "
-                "False (DiffTransformerForMaskedLM is the encoder)."
-            )
-        super().__init__(config)
 
     @can_return_tuple
     def forward(
@@ -391,8 +390,6 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         Raises:
             ValueError: ``chunked_loss`` without labels.
         """
-        if chunked_loss and labels is None:
-            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -402,8 +399,7 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        hidden_states = outputs.last_hidden_state
-        logits, loss = self.logits_and_loss(hidden_states, labels, logits_to_keep, chunked_loss, **kwargs)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, logits_to_keep, chunked_loss, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

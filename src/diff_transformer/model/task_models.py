@@ -124,13 +124,6 @@ class DiffTransformerForMaskedLM(DiffTransformerLanguageModel):
         torch.Size([1, 10, 64])
     """
 
-    def __init__(self, config: DiffTransformerConfig) -> None:
-        if config.is_causal:
-            raise ValueError(
-                "DiffTransformerForMaskedLM is an encoder: its configuration must have is_causal False, got True."
-            )
-        super().__init__(config)
-
     @can_return_tuple
     def forward(
         self,
@@ -156,8 +149,6 @@ class DiffTransformerForMaskedLM(DiffTransformerLanguageModel):
         Raises:
             ValueError: ``chunked_loss`` without labels.
         """
-        if chunked_loss and labels is None:
-            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
