@@ -217,6 +217,27 @@ def test_measurements_of_a_run_on_many_shot_data_share_options(tmp_path: Path) -
     assert written.settings["measures"]["episode_orders"]["shots"] == 32
 
 
+def test_a_run_on_sums_is_asked_its_own_kind_also_beside_text(tmp_path: Path) -> None:
+    """And a text that is shorter than a context is one context."""
+    sums = "data={kind: arithmetic, operations: 1, length: 16, batch_size: 2, validation_problems: 4}"
+    settings = [
+        "model.head_dim=8",
+        "model.hidden_size=16",
+        "model.num_hidden_layers=1",
+        "train.steps=1",
+        "train.warmup_steps=0",
+    ]
+    folder, text, output = tmp_path / "run", tmp_path / "short.txt", tmp_path / "results.json"
+    succeeds(run("train", "arithmetic", sums, *settings, "--output", folder))
+    text.write_text("1+2=3", encoding="utf-8")
+    few = ("--option", "problems=2", "--text", text, "--output", output)
+    succeeds(run("eval", folder, "--measure", "arithmetic", "--measure", "standard", *few))
+    records = read_results(output).records
+    assert {record.coordinates.label for record in records} == {"", "1 operation"}
+    assert {record.n for record in records} == {2, 5}
+    fails(run("eval", folder, "--measure", "quantised"), "This is measured on text, retrieval or recall")
+
+
 def test_a_measure_of_text_says_that_the_run_has_none(retrieval_run: Path) -> None:
     message = "The measure repeats needs text, and the run was trained on none: name some by --text."
     result = run("eval", retrieval_run, "--measure", "standard", "--measure", "repeats")

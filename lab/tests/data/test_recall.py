@@ -53,7 +53,7 @@ def test_sequences_to_train_on_have_their_own_lengths_and_numbers_of_pairs() -> 
 
 @pytest.mark.parametrize("pairs", [1, 9])
 def test_contexts_that_the_tokens_do_not_make(pairs: int) -> None:
-    message = rf"^A context has 2 pairs or more, and at most tokens=8, got {pairs}\.$"
+    message = rf"^A context has 2 pairs or more, and at most tokens=8, got pairs={pairs}\.$"
     with pytest.raises(ValueError, match=message):
         RecallBatches(pairs, tokens=8)
     with pytest.raises(ValueError, match=message):

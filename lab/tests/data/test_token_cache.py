@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from commands import largest_file
 from diff_lab.data import TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, trained_bpe
@@ -184,6 +184,8 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
 def test_bad_input(tmp_path: Path) -> None:
     endless = byte_tokenizer()
     endless.eos_token = None
+    with pytest.raises(ValueError, match=r"^The tokenizer is a ByT5Tokenizer, without the tokenizer\.json"):
+        prepare(Texts(DOCUMENTS), ByT5Tokenizer(), tmp_path)
     with pytest.raises(ValueError, match="no end-of-text token"):
         prepare(Texts(DOCUMENTS), endless, tmp_path)
     (tmp_path / "file").touch()

@@ -63,7 +63,7 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path) -> None:
         ("fig4", {"length": 50_000}, "two documents of 50000 tokens or more"),
         ("table6", {"longest": 1}, "None of 0 tokens is a 'hit' token"),
         ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
-        ("noise", {"pairs": [4, 1]}, "A context has 2 pairs or more, .*, got 1"),
+        ("noise", {"pairs": [4, 1]}, "A context has 2 pairs or more, .*, got pairs=1"),
         ("table4", {"characters": 90_000}, "No sequence of the validation text holds 45000 characters of one document"),
         ("table4", {"judge": "nobody"}, "nobody"),
         ("table4", {"sources": "nowhere.jsonl"}, r"nowhere\.jsonl"),

@@ -1,6 +1,7 @@
 """Loss and bits per byte against their definitions."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def test_loss_is_the_negative_log_likelihood_of_every_target(
     assert loss.nats == pytest.approx(nats, rel=1e-5)
     assert loss.per_token == pytest.approx(nats / targets, rel=1e-5)
     assert loss.bits_per_byte == pytest.approx(nats / math.log(2) / batches.validation_bytes, rel=1e-5)
+    assert math.isnan(replace(loss, bytes=0).bits_per_byte), "documents of one token each"
 
 
 def test_records_and_callback_agree(model: DiffTransformerForCausalLM, batches: TextBatches) -> None:

@@ -391,16 +391,27 @@ def test_a_signal_in_an_evaluation_ends_the_run_after_it(tmp_path: Path, at: int
     assert_identical(plain.model_folder, run.model_folder)
 
 
-def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path, whole: Path) -> None:
-    def evaluate(model: Any, step: int) -> dict[str, float]:
-        raise RuntimeError("no such luck")
+@pytest.mark.parametrize("at", [4, 6])
+def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path, whole: Path, at: int) -> None:
+    """Nor is it left out: the resumed run begins with it."""
+    failed: list[int] = []
 
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        if step == at and not failed:
+            failed.append(step)
+            raise RuntimeError("no such luck")
+        return {"validation/step": step}
+
+    settings = recipe(evaluate_every=4, log_every=3)
     with pytest.raises(RuntimeError, match="no such luck"):
-        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
+        train(settings, tmp_path / "run", on_evaluate=evaluate)
     watcher = Watcher()
-    resumed = train(recipe(evaluate_every=4), tmp_path / "run", resume=True, progress=watcher)
-    assert watcher.steps == [5, 6]
+    resumed = train(settings, tmp_path / "run", resume=True, progress=watcher, on_evaluate=evaluate)
+    assert watcher.steps == list(range(at, 7))
     assert_identical(whole, resumed.model_folder)
+    logged = {line["step"]: line.get("validation/step") for line in read_metrics(resumed.folder / "metrics.jsonl")}
+    assert logged == {3: None, 4: 4, 6: 6}
+    assert resumed.last.keys() >= {"loss", "tokens_per_second", "lambdas"}
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_an_unknown_key_names_the_nearest(path: Path, override: str, wrong: str,
         ("train.accumulation=5", "train.accumulation=5 does not divide data.batch_size=32"),
         ("train={learning_rate: 1}", "'train.steps' is missing"),
         ("train.steps", "'train.steps' is not an override"),
+        ("data.paths=", "'data.paths=' is not an override"),  # an empty variable of a shell; null is the library's text
         ("name.first=x", "'name' is a setting, not a section"),
         ("train.steps=[1", "not valid YAML"),
         ("model.lambda_init=foo", "'model.lambda_init' is 'foo'; allowed are 'schedule' or a number."),

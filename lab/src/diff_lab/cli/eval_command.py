@@ -95,15 +95,14 @@ def evaluate_measures(
     if not reads_text and (name := needs.get("text")):
         raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
-    has_tokenizer = reads_text or (folder / "tokenizer.json").is_file()
-    tokenizer = checkpoints.load_tokenizer(folder) if has_tokenizer else None
+    tokenizer = checkpoints.load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
     console.say(f"Loading {shown} …")
     model = checkpoints.load_model(folder, device, auto_class)
     batches: Batches | None = None
     if corpus is not None:
-        context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
-        length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
         cache = prepare(corpus, tokenizer)
+        context = getattr(model.config, "max_position_embeddings", DEFAULT_LENGTH)
+        length = min(recipe.data.length if recipe else min(context, DEFAULT_LENGTH), len(cache.tokens))
         batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
         if is_encoder:
             fraction = getattr(recipe and recipe.data, "mask_fraction", MaskedTextBatches.mask_fraction)
@@ -114,11 +113,11 @@ def evaluate_measures(
         refuse_other_data(folder, batches)
     console.say(f"Taking the measurement {', '.join(names)} …" if names else "Measuring …")
     records: list[Result] = []
+    sums = build_data(recipe).batches if recipe is not None and recipe.data.kind == "arithmetic" else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     for measure in measures.values():
-        data = batches if measure.needs else None
-        measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
-        records += measure.run(measured)
+        data = batches if measure.needs else sums
+        records += measure.run(EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer))
     settings: dict[str, Any] = {"checkpoint": shown, "text": text}
     if names:
         settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
@@ -151,7 +150,7 @@ def evaluate(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Measure on all of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
+            help="Measure on the complete contexts of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
             "instead of the held-out data that the run's recipe names, or that comes with a model of the package."
         ),
     ] = None,

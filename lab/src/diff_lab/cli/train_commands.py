@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,7 +104,8 @@ def plan(
         return
     is_large = max(counted.total for counted in planned.counted) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)
-    console.print_line(fill("plan.txt", plan=planned, unit=unit, unit_bytes=unit_bytes).rstrip())
+    asked = shlex.join([recipe, *(settings or ())])
+    console.print_line(fill("plan.txt", plan=planned, asked=asked, unit=unit, unit_bytes=unit_bytes).rstrip())
 
 
 command = typer.Typer(add_completion=False)
@@ -156,9 +158,7 @@ def train(
         run = opened.train(data, RunProgress(messages), validation_callback(data.batches))
     if not is_rank0():
         return
-    last = {
-        name: number_of(value) for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
-    }
-    measured = ", ".join(f"{name} {value:.4g}" for name, value in last.items())
+    shown = [name for name in run.last if name == "loss" or name.startswith("validation/")]
+    measured = ", ".join(f"{name} {number_of(run.last[name]):.4g}" for name in shown)
     console.print_line(f"{run.parameters:,} parameters, {run.seconds:.1f} s, last step: {measured}")
     console.print_line(f"model: {run.model_folder}")

@@ -48,7 +48,7 @@ class RecallBatches(GeneratedBatches):
     def check_pairs(self, pairs: int) -> None:
         """Raise ValueError for a number of pairs that a context cannot have."""
         if not 2 <= pairs <= self.tokens:
-            raise ValueError(f"A context has 2 pairs or more, and at most tokens={self.tokens}, got {pairs}.")
+            raise ValueError(f"A context has 2 pairs or more, and at most tokens={self.tokens}, got pairs={pairs}.")
 
     def words(self) -> list[str]:
         """Return the word of each token, all different: "k0" … for keys and "v0" … for values."""

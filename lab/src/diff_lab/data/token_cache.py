@@ -39,14 +39,15 @@ def prepare(
     A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it. An
     interruption, be it `kill -9`, loses the last few documents alone: the next call resumes. `tell` gets the progress.
 
-    Raises ValueError if the corpus cannot be read, holds no text or changes meanwhile, or no token ends a text.
+    Raises ValueError if the corpus cannot be read, holds no text or changes meanwhile, or the tokenizer is refused.
     """
+    if not tokenizer.is_fast:
+        raise ValueError(f"The tokenizer is a {type(tokenizer).__name__}, without the tokenizer.json that text needs.")
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    encoder = plain_text_tokenizer(tokenizer).to_str()
     fingerprint = corpus.fingerprint()
-    key = cache_key(_CACHE_VERSION, fingerprint, encoder, tokenizer.eos_token_id)
+    key = cache_key(_CACHE_VERSION, fingerprint, plain_text_tokenizer(tokenizer).to_str(), tokenizer.eos_token_id)
     target = (folder or cache_folder()) / "tokens" / key
 
     def make(unfinished: Path) -> None:

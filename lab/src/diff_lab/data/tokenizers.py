@@ -103,7 +103,8 @@ def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the number of bytes of text that each token stands for; 0 for special tokens.
 
-    Exact for byte-level tokenizers (GPT-2's kind), and nearly for those that write "▁" for a space (Llama's first).
+    Exact for byte-level tokenizers (GPT-2's kind), and nearly for those that write "▁" for a space (Llama's first). A
+    tokenizer that drops white space, such as WordPiece, has too few.
     """
     special, byte_level = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
 

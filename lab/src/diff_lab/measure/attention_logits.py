@@ -91,7 +91,7 @@ def scores_of(measured: EvalInput, tokens: int, sequences: int) -> Scores:
         answers = retrieval_answers(measured.model, data.sample(sequences, measured.seed))
         return {"accuracy": (answers.float().mean().item(), answers.numel())}
     if not isinstance(data, TextBatches):
-        raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
+        raise ValueError("This is measured on text, retrieval or recall, and the run has none: name text with --text.")
     scores = label_scores(measured.model, first_tokens(data, tokens))
     return {"loss": (scores.loss, scores.targets), "accuracy": (scores.accuracy, scores.targets)}
 

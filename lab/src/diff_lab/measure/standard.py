@@ -79,8 +79,8 @@ class LanguageLoss:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per byte: does not depend on how the text is cut into tokens."""
-        return self.nats / math.log(2) / self.bytes
+        """Bits per byte: does not depend on how the text is cut into tokens. NaN if only ends of text are predicted."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
 
 def _placed(model: Any, batch: dict[str, Tensor], *, by_document: bool) -> dict[str, Any]:

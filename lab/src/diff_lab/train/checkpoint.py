@@ -42,13 +42,14 @@ class RunState:
     step: int = 0  # how many optimizer steps are done
     seconds: float = 0.0  # the time they took
     spike_detector: dict[str, Any] | None = None  # its state after the first step, as JSON
+    unlogged: dict[str, Any] | None = None  # the step's metrics, if its evaluation failed
 
 
 def read_state(checkpoint: Path) -> RunState:
     """Read the progress of a run from a checkpoint of this version, or of earlier ones, which hold more."""
     saved = read_json(checkpoint / STATE)
     detector = saved.get("spike_detector", saved.get("watch"))
-    return RunState(saved["data"], saved["step"], saved["seconds"], detector)
+    return RunState(saved["data"], saved["step"], saved["seconds"], detector, saved.get("unlogged"))
 
 
 @contextmanager

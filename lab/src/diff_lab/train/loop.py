@@ -151,6 +151,8 @@ class TrainingRun:
                 self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
+                if self.state.unlogged is not None:
+                    self._log(self.state.unlogged)
                 rows = self.context.rows(self.recipe.data.batch_size)
                 steps = self.state.step + 1, self.settings.steps
                 for number, batch in prefetched(data.batches.train_batch, rows, *steps):
@@ -243,7 +245,8 @@ class TrainingRun:
         self.state.step = number
         self.state.seconds += time.perf_counter() - started
         self.tokens += batch["input_ids"].numel() * self.context.count
-        line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
+        speed = self.tokens / (self.state.seconds - self.seconds_logged)
+        line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm, "tokens_per_second": speed}
         return line if wrong is None else line | {"skipped": wrong}
 
     def _report(self, bad_step: str) -> None:
@@ -264,14 +267,15 @@ class TrainingRun:
 
     def _log(self, line: dict[str, Any]) -> None:
         """Show the progress, and log the step if it is due, with an evaluation if one is."""
-        settings, number = self.settings, line["step"]
-        speed = self.tokens / (self.state.seconds - self.seconds_logged)
+        settings, number, speed = self.settings, line["step"], line["tokens_per_second"]
         evaluates = self.on_evaluate is not None and self._is_due(settings.evaluate_every)
+        self.state.unlogged = line
         evaluated = self._evaluate(number) if evaluates else {}
+        self.state.unlogged = None
         self.progress.update(number, line["loss"], speed)
         if not (evaluates or "skipped" in line or self._is_due(settings.log_every)):
             return
-        line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
+        line |= {"seconds": self.state.seconds, "lambdas": self.model.lambdas()}
         # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
         device = self.context.device
         peak = peak_flops(device, settings.precision)

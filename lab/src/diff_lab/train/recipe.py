@@ -397,7 +397,7 @@ class TrainRecipe(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
     eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     max_grad_norm: Positive | None = 1.0
     accumulation: Count = 1
     precision: Literal["no", "bf16", "fp16"] = "no"  # fp16 is that of earlier runs, and trains no more
@@ -557,10 +557,10 @@ def build_config(
 
 
 def _apply(settings: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
+    key, _, value = override.partition("=")
+    if not key or not value.strip():
         raise ValueError(
-            f"{quoted(override)} is not an override; write section.key=value, for example train.steps=100."
+            f"{quoted(override)} is not an override; write section.key=value, such as train.steps=100 (null: none)."
         )
     *sections, last = key.split(".")
     inner = settings
