@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import fresh
 from command_fixtures import run
 from commands import fails, succeeds
+from diff_transformer.convert.shared_folder import Exported, plain_card
 from diff_transformer.model.configuration import code_files
 
 
@@ -105,6 +106,10 @@ def test_weights_in_eight_bits(text_run: Path, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "int8" / "model.safetensors")
     assert {value.dtype for name, value in tensors.items() if name.endswith("q_proj.weight")} == {torch.int8}
     assert {value.dtype for name, value in tensors.items() if ".lam." in name} == {torch.float32}
+    weights = sum(value.numel() for name, value in tensors.items() if not name.endswith("weight_scale"))
+    shared = Exported("int8", AutoModelForCausalLM.from_pretrained(tmp_path / "int8"), None, "AutoModelForCausalLM")
+    for text in (card_of(tmp_path / "int8").text, plain_card(shared)):
+        assert f"| parameters | {weights:,}, quantised: diff_transformer_int8 |" in text
     succeeds(run("export", tmp_path / "int8", tmp_path / "again"))
     first, second = (tmp_path / name / "model.safetensors" for name in ("int8", "again"))
     assert first.read_bytes() == second.read_bytes()

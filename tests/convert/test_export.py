@@ -90,6 +90,18 @@ def test_auto_map_names_every_class_that_is_registered() -> None:
     assert AUTO_CLASSES.keys() - auto_map(is_causal=False).keys() == {"AutoModelForCausalLM"}
 
 
+def test_a_subclass_with_code_of_its_own_is_shared_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from diff_transformer import DiffTransformerConfig\nclass Mine(DiffTransformerConfig): model_type = 'mine'"
+    (tmp_path / "my_code.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for config in (importlib.import_module("my_code").Mine, DiffTransformerConfig):
+        config.register_for_auto_class()
+        config().save_pretrained(tmp_path / config.model_type)
+    saved = tmp_path / "mine", tmp_path / "diff_transformer"
+    assert [names(folder) for folder in saved] == [{"config.json", "my_code.py"}, {"config.json", *CODE}]
+    assert json.loads((saved[0] / "config.json").read_text())["auto_map"] == {"AutoConfig": "my_code.Mine"}
+
+
 # Every Auto class, the code of vLLM's transformers backend, the card's own lines, saving, all twice.
 LOADING = r"""
 import json, sys

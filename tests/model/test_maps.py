@@ -75,6 +75,8 @@ def test_output_attentions(kind: str, implementation: str) -> None:
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     out = model(inputs, output_attentions=True)
     assert torch.equal(out.logits, model(inputs).logits)
+    model.config._output_attentions = True  # as a configuration that was made with output_attentions=True
+    assert [*map(torch.equal, model(inputs).attentions, out.attentions)] == [True, True]
     assert [tuple(weights.shape) for weights in out.attentions] == [(2, HEADS[kind] * TIMES[kind], 9, 9)] * 2
     maps = [weights[:, :: TIMES[kind]] for weights in out.attentions]
     for layer, weights in enumerate(maps):

@@ -146,6 +146,11 @@ def test_inputs_embeds(kind: str) -> None:
     for bad in ({}, {"input_ids": inputs, "inputs_embeds": embeds}):
         with pytest.raises(ValueError, match="one of input_ids and inputs_embeds"):
             model(**bad)
+    for shape, bad in (("9,", {"input_ids": inputs[0]}), ("2, 0", {"input_ids": inputs[:, :0]})):
+        with pytest.raises(ValueError, match=rf"input_ids must be \(B, N\), .* with N of 1 or more, got \({shape}\)"):
+            model(**bad)
+    with pytest.raises(ValueError, match=r"inputs_embeds \(B, N, D\), with N of 1 or more, got \(9, 24\)"):
+        model(inputs_embeds=embeds[0])
 
 
 def test_logits_to_keep() -> None:

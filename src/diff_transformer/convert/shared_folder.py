@@ -263,8 +263,7 @@ class Exported:
     """A model that is shared.
 
     Attributes:
-        name: the model's, for the card.
-        model: the model.
+        name, model: the model, and its name on the card.
         tokenizer: its tokenizer, if it has one.
         auto_class: the class of transformers that loads it, such as "AutoModelForCausalLM".
         is_graph: whether it is shared as an ONNX graph, and not as a folder for transformers.
@@ -282,6 +281,11 @@ class Exported:
     def task(self) -> str | None:
         """The Hub's name of the model's task."""
         return TASKS.get(self.auto_class)
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has: the scales of eight-bit ones are none."""
+        return sum(w.numel() for name, w in self.model.named_parameters() if not name.endswith("weight_scale"))
 
 
 def export_card(folder: Path, results: list[Path]) -> Callable[[Exported], str]:
@@ -311,8 +315,8 @@ def plain_card(exported: Exported) -> str:
         pipeline_tag=exported.task if exported.tokenizer is not None else None,
         tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if exported.is_graph else [])],
     )
+    method = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     kind = "language model" if exported.task == "text-generation" else "Transformer"
-    parameters = sum(parameter.numel() for parameter in exported.model.parameters())
     return f"""---
 {front.to_yaml()}
 ---
@@ -329,7 +333,7 @@ A {kind} {ATTENTION_TYPES[config.attention_type].summary}
 |  |  |
 | --- | --- |
 | attention | {config.attention_type} |
-| parameters | {parameters:,} |
+| parameters | {exported.parameters:,}{f", quantised: {method}" if method else ""} |
 | layers | {config.num_hidden_layers} of width {config.hidden_size} |
 | heads | {config.num_attention_heads} of width {config.head_dim} (as the Transformer counts them) |
 | context | {config.max_position_embeddings:,} tokens |

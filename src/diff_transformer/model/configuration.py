@@ -307,9 +307,9 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing. transformers calls it after loading through ``auto_map``, and would then save every configuration
-        with a copy of this file, which is not the file that ``auto_map`` names.
-        """
+        """Register a subclass alone: this class, loaded by ``auto_map``, would be saved with copies of this file."""
+        if cls.model_type != DiffTransformerConfig.model_type:
+            super().register_for_auto_class(auto_class)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

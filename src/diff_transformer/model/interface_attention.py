@@ -178,8 +178,9 @@ class InterfaceAttention(Attention):
         """Return the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), else None.
 
         Weights are A1 − λA2, or the one map of ordinary attention, counted as Llama's are: map a weighs the value
-        channels a·d … (a + 1)·d. The two of one head of DIFF are the same. With G groups there are 2·(A − G) of them.
+        channels a·d … (a + 1)·d. The two of one head of DIFF are the same. Groups have A − G heads in all.
         """
+        gives_weights = kwargs.setdefault("output_attentions", self.config.output_attentions)
         queries, keys, values = self.project(hidden_states, position_embeddings)
         own = values
         implementation = self.config._attn_implementation
@@ -226,9 +227,7 @@ class InterfaceAttention(Attention):
             heads = self.transform_heads(heads)
         elif not subtracts:
             heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio, signal_weight)), None
-        if weights is not None and not kwargs.get("output_attentions", self.config.output_attentions):
-            weights = None
-        return self.output(hidden_states, heads, own), weights
+        return self.output(hidden_states, heads, own), weights if gives_weights else None
 
     @property
     def sliding_window(self) -> int | None:

@@ -232,8 +232,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 :mod:`diff_transformer.model.documents`. With our own implementations no mask or cache is made.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
-                cache for an encoder; a context without ``position_ids``.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``, or another shape of them; documents that
+                do not fit the rest; a cache for an encoder; a context without ``position_ids``.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
@@ -243,6 +243,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             )
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] == 0:
+            got = tuple(inputs_embeds.shape if input_ids is None else input_ids.shape)
+            raise ValueError(f"input_ids must be (B, N), or inputs_embeds (B, N, D), with N of 1 or more, got {got}.")
         whole = inputs_embeds
         if position_ids is not None and position_ids.shape[-1] > whole.shape[1]:  # this rank has a part
             whole = whole[:, :1].expand(-1, position_ids.shape[-1], -1)

@@ -35,7 +35,7 @@ def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling:
         pooling: "mean", "first" or "last".
 
     Returns:
-        (B, D) in the dtype of ``hidden_states``, a mean taken in float32 at least; 0 for a text of padding alone.
+        (B, D) in the dtype of ``hidden_states``. A mean is taken in float32 at least, and is 0 for padding alone.
 
     Raises:
         ValueError: another pooling, or a mask of another shape.
@@ -192,16 +192,10 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
         """Compute the logits of each text, and the loss given ``labels`` (B,), or (B, num_labels) for several."""
-        inputs: dict[str, Any] = {
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
-            "inputs_embeds": inputs_embeds,
-            **kwargs,
-        }
+        inputs = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds
         if self.config.is_causal:
-            return super().forward(input_ids, labels=labels, use_cache=use_cache, **inputs)
-        outputs = self.model(input_ids, **inputs)
+            return super().forward(*inputs, labels=labels, use_cache=use_cache, **kwargs)
+        outputs = self.model(*inputs, **kwargs)
         logits = self.score(pooled(outputs.last_hidden_state, attention_mask))
         loss = None
         if labels is not None:

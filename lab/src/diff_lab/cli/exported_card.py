@@ -53,7 +53,7 @@ def shared_model(exported: Exported, form: Form, recipe: "Recipe | None") -> Sha
         form=form,
         needed=__version__,
         config=exported.model.config.to_dict(),
-        parameters=sum(parameter.numel() for parameter in exported.model.parameters()),
+        parameters=exported.parameters,
         task=exported.task,
         auto_class=exported.auto_class,
         has_tokenizer=exported.tokenizer is not None,
