@@ -1,13 +1,13 @@
 """Reads the experiments of `experiments.yaml`, and completes them with numbers and comparisons that are computed."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.experiments import computed, variants
-from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, Variant, compared_by
+from diff_lab.experiments.experiment import ComparisonRule, Experiment, Preset, compared_by
 from diff_lab.experiments.variants import written
 from diff_lab.measure.document_losses import Repeats
 from diff_lab.measure.measurement import MeasurementRequest, Options, find_measurement
@@ -32,15 +32,10 @@ def _preset(declared: Settings) -> Preset:
     for name in ("overrides", "sweep", "extension"):
         fields[name] = written(fields.get(name, ()))
     if "variants" in fields:
-        fields["variants"] = tuple(_variants(fields["variants"]))
+        calls = ((getattr(variants, name), given) for call in fields["variants"] for name, given in call.items())
+        fields["variants"] = tuple(variant for make, given in calls for variant in make(*given))
     fields["learning_rates"] = tuple(fields.get("learning_rates", ()))
     return Preset(**fields)
-
-
-def _variants(calls: Iterable[Mapping[str, Sequence[Any]]]) -> list[Variant]:
-    """Return what functions of `variants.py` make, each called by name with its arguments."""
-    made = (getattr(variants, name)(*arguments) for call in calls for name, arguments in call.items())
-    return [variant for some in made for variant in some]
 
 
 def _requests(declared: Sequence[Settings], preset: Preset) -> list[MeasurementRequest]:
@@ -56,8 +51,7 @@ def _requests(declared: Sequence[Settings], preset: Preset) -> list[MeasurementR
 
 def _options(measurements: Sequence[Settings]) -> type[Options]:
     """Return the options of the measurement that takes the preset's."""
-    names = (one["name"] for one in measurements if one.get("preset"))
-    return next(map(find_measurement, names), Options)
+    return next((find_measurement(one["name"]) for one in measurements if one.get("preset")), Options)
 
 
 def _headline(declared: Settings) -> Callable[[Settings], Headline]:
