@@ -74,7 +74,7 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
 
 
 def test_every_registered_operator_is_checked_below() -> None:
-    """Or with Triton, FlashAttention, eight bits; what takes no tensor, or answers nobody who traces, needs no check."""
+    """Or with Triton, FlashAttention, eight bits; without tensors, or answering nobody who traces, unchecked."""
     checked = {name for pair in OPERATORS.values() for name in pair}
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer")}
     untraced = ("bfloat16_products", "decode_fast_path", "use")
