@@ -321,10 +321,9 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
                 f"{config.is_causal} (DiffTransformerForMaskedLM is the encoder; DiffTransformerForCausalLM is not)."
             )
         super().__init__(config)
-        config = self.config
-        self.model = DiffTransformerModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model = DiffTransformerModel(self.config)
+        self.vocab_size = self.config.vocab_size
+        self.lm_head = nn.Linear(self.config.hidden_size, self.vocab_size, bias=False)
         self.post_init()
 
     def logits_and_loss(
@@ -336,21 +335,18 @@ class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
         **kwargs: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the logits that are asked for, and the loss if there are labels: by chunks without any logits."""
-        if chunked_loss and labels is None:
-            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
-        size = self.config.vocab_size
         if labels is not None and kwargs.get("context") is not None and kwargs.get("shift_labels") is None:
             raise ValueError(
                 "with context (context parallelism) labels must be shifted over the whole sequence: give this rank's "
                 "part of the shifted ones, by Context.own, as shift_labels beside labels."
             )
         if chunked_loss and labels is not None:
-            return None, chunked_cross_entropy(self.lm_head, hidden_states, labels, size, **kwargs)
+            return None, chunked_cross_entropy(self.lm_head, hidden_states, labels, self.config.vocab_size, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[:, keep, :])
         if labels is None:
             return logits, None
-        return logits, self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+        return logits, self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
 
 
 class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
@@ -393,6 +389,8 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         Raises:
             ValueError: ``chunked_loss`` without labels.
         """
+        if chunked_loss and labels is None:
+            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -149,6 +149,8 @@ class DiffTransformerForMaskedLM(DiffTransformerLanguageModel):
         Raises:
             ValueError: ``chunked_loss`` without labels.
         """
+        if chunked_loss and labels is None:
+            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
