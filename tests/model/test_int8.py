@@ -21,8 +21,8 @@ from tiny_model import make, tokens
     [
         (1, 96, 0, True),
         (7, 96, 0, True),
-        (8, 96, 0, True),
-        (9, 96, 0, False),
+        (16, 96, 0, True),
+        (17, 96, 0, False),
         (1, 19, 0, True),
         (3, 96, 1, True),
         (8, 4200, 0, True),
@@ -109,6 +109,22 @@ def test_any_strides_shapes_and_gradients() -> None:
     assert layer(huge).isfinite().all()
     layer(x[:, :64].float().requires_grad_()).sum().backward()
     layer(x[:1, :64].clone().requires_grad_()).sum().backward()
+
+
+@torch.no_grad()
+def test_the_largest_sums_and_rows_beside_nan() -> None:
+    weight, scales = torch.full((5, 40_003), 127, dtype=torch.int8), torch.full((5,), 2.0**-7)
+    weight[1] *= -1
+    x = torch.ones(5, 40_003, dtype=torch.bfloat16)
+    x[1, 40_000], x[2, 7] = torch.nan, -torch.inf
+    x[3], x[4] = 0, 2.0**-60
+    out = token_step("multiplied_int8", x, weight, scales)
+    if out is not None:
+        assert not out[1:3].isfinite().any()
+        exact = torch.tensor([1.0, -1, 1, 1, 1]).double() * 127 * 40_003 * 2.0**-7
+        for row, factor in ((0, 1.0), (3, 0.0), (4, 2.0**-60)):
+            torch.testing.assert_close(out[row].double() / (factor or 1), exact * bool(factor), rtol=2**-8, atol=0)
+    assert (out is not None) is available_to_auto()
 
 
 def test_weights_that_are_no_numbers_are_refused() -> None:
