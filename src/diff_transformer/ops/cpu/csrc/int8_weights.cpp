@@ -1,5 +1,5 @@
 // Products with weights of int8, for few rows of activations: what counts is that each weight is read from memory once,
-// in order, and turned to float32 on the way.
+// in order, and widened on the way.
 #include "block.h"
 #include "bytes.h"
 #include "kernels.h"
@@ -14,9 +14,9 @@ constexpr int kWeightRows = 4;  // at once: a block
 // Bytes by which whole blocks are prefetched: the processor itself looks no farther than the end of a page.
 constexpr int64_t kPrefetched = 8192;
 constexpr int64_t kWorthThreads = 1 << 18;  // weights
-constexpr int64_t kSummed = 8192;  // products of 8 and 16 bits of a row, whose sum fits 32 bits in any case
+constexpr int64_t kSummed = 8192;  // of a row at once: the integers of 32 bits hold any such sum
 
-// How activations are multiplied: in float32 …
+// Multiplies weights with activations in float32.
 struct Floats {
   using Number = float;
   using Numbers = Vec;
@@ -34,7 +34,8 @@ struct Floats {
 };
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
-// … or in 16 bits of the largest, where 16 bits were given, with sums in integers.
+// Multiplies weights with activations that are rounded to 16 bits, the largest of a row to 32767, in integers: what
+// bfloat16 loses is 128 times as much.
 struct Words {
   using Number = int16_t;
   using Numbers = __m512i;
@@ -65,7 +66,7 @@ struct Words {
 template <class T, class A>
 struct Product {
   const Int8Weights& w;
-  int64_t rows, depth;  // of x, and its width in whole vectors
+  int64_t rows, depth;          // of x, and its width in whole vectors
   const typename A::Number* x;  // zeros behind its width
   const float* factors;
   T* out;
