@@ -49,14 +49,14 @@ void add_interleaved(TwoBytes weights, const int8_t* high, const int8_t* low, co
 // One operand of the instruction has no sign: 128 is added to it here, and 128 · sum taken off the products.
 inline __m512i without_sign(__m512i x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 
-inline float largest(const float* x, int64_t count) {
+inline float largest_magnitude(const float* x, int64_t count) {
   Vec top(0.0f);
   for (int64_t i = 0; i < count; i += kLanes) top = at::vec::maximum(top, load(x + i).abs());
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, top);
+  return largest(top);
 }
 
 inline TwoBytes to_two_bytes(const float* x, int64_t count, int8_t* high, int8_t* low) {
-  const float most = largest(x, count);
+  const float most = largest_magnitude(x, count);
   const bool finite = most <= std::numeric_limits<float>::max();
   const Vec inverse(finite && most > kLeast ? kMost16 / most : 0.0f);
   __m512i sum = _mm512_setzero_si512();

@@ -34,10 +34,6 @@ Vec add_neighbours(Vec x, Vec y) {
   return halves.first + halves.second;
 }
 
-float largest(Vec x) {
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, x);
-}
-
 // Of one split of the keys, query and map: the highest score, and the sum of exponentials below it.
 struct Partial {
   float highest, sum;

@@ -43,7 +43,7 @@ struct Words {
 
   // Returns the factor of what it writes, a NaN where something is not finite.
   static float convert(const float* x, int64_t count, int16_t* to) {
-    const float most = largest(x, count), factor = most / 32767;
+    const float most = largest_magnitude(x, count), factor = most / 32767;
     const Vec inverse(factor > kLeast ? 1 / factor : 0.0f);
     for (int64_t i = 0; i < count; i += kLanes) {
       const __m512i rounded = _mm512_cvtps_epi32(load(x + i) * inverse);

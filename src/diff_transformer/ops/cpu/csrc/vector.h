@@ -80,6 +80,10 @@ inline float sum(Vec x) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, x);
 }
 
+inline float largest(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, x);
+}
+
 // Are all of `count` numbers, whole vectors of them, finite?
 inline bool are_finite(const float* x, int64_t count) {
   Vec zeros[kChains] = {Vec(0.0f), Vec(0.0f), Vec(0.0f), Vec(0.0f)};
