@@ -42,7 +42,7 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     out: Tensor | None = token_step("multiplied_int8", x, weight, scale)
     if out is None:  # sums that are not scaled yet may overflow in float16
         wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-        out = (F.linear(x.to(wide), weight.to(wide)) * scale).to(x.dtype)
+        out = F.linear(x.to(wide), weight.to(wide)).mul_(scale.to(wide)).to(x.dtype)
     return out
 
 
