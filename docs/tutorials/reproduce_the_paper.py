@@ -57,9 +57,9 @@ print(f"{len(results)} experiments, {sum(len(file.comparisons) for file in resul
 # ## One verdict by hand
 #
 # Figure 6 of the paper: after many demonstrations in the prompt, DIFF classifies better. Our small version is a
-# look-up: eight words are dealt out to classes anew for each sequence, some labels are wrong, and the model is asked
-# for the class of a word that it was most likely shown already. (Today `diff-lab reproduce fig6` shows items of two
-# words, in four times the steps.) The comparison that stands for the experiment:
+# synthetic task: words are dealt out to classes anew for each sequence, an item is two words of one class, some labels
+# are wrong, and the model is asked for the class of an item that it most likely has not seen, though it has seen its
+# words. The comparison that stands for the experiment:
 
 # %%
 file = results["fig6"]
@@ -216,8 +216,7 @@ for name in results:
         by_verdict.setdefault(row.verdict, []).append(line + ("   (our own question)" if row.exploratory else ""))
 for said, lines in by_verdict.items():
     print(f"{said}\n  " + "\n  ".join(lines))
-assert headline("fig6").verdict == "reproduced"
-assert headline("fig7").verdict == "contrary"
+assert headline("fig6").verdict == headline("fig7").verdict == "inconclusive"
 assert headline("fig3").verdict == "contrary"
 assert headline("fig3").still_learning
 
