@@ -49,7 +49,7 @@ struct Words {
       const __m512i rounded = _mm512_cvtps_epi32(load(x + i) * inverse);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(rounded));
     }
-    return most - most == 0 ? factor : std::numeric_limits<float>::quiet_NaN();
+    return most <= std::numeric_limits<float>::max() ? factor : std::numeric_limits<float>::quiet_NaN();
   }
   static __m512i zero() { return _mm512_setzero_si512(); }
   static __m512i read(const int8_t* weights, int64_t count = kStep) {
@@ -61,6 +61,9 @@ struct Words {
   }
   static float total(__m512i x) { return sum(Vec(_mm512_cvtepi32_ps(x))); }
 };
+using OfBFloat16 = Words;
+#else
+using OfBFloat16 = Floats;
 #endif
 
 template <class T, class A>
@@ -131,12 +134,8 @@ void multiply(const Int8Weights& w, const void* x, int64_t rows, void* out) {
 }  // namespace
 
 void multiply_int8(const Int8Weights& weights, ScalarType dtype, const void* x, int64_t rows, void* out) {
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
-  using Rounded = Words;
-#else
-  using Rounded = Floats;
-#endif
-  (dtype == ScalarType::BFloat16 ? multiply<c10::BFloat16, Rounded> : multiply<float, Floats>)(weights, x, rows, out);
+  const bool is_bfloat16 = dtype == ScalarType::BFloat16;
+  (is_bfloat16 ? multiply<c10::BFloat16, OfBFloat16> : multiply<float, Floats>)(weights, x, rows, out);
 }
 
 }  // namespace CPU_CAPABILITY

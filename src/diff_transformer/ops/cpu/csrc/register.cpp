@@ -414,7 +414,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> appended(const Tensor& 
   return {with_added(keys_memory, key, keys, new_keys), with_added(values_memory, value, values, new_values)};
 }
 
-constexpr int64_t kMostRowsOfInt8 = 16;  // with more, torch's product of unpacked weights is faster
+constexpr int64_t kMostRowsOfInt8 = 16;  // with more, torch's product of unpacked weights is faster on some processors
 
 // x (…, width) times the transposed weights (n, width) of int8, each row of which has its scale: (…, n).
 std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, const Tensor& scales) {
