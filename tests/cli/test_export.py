@@ -9,13 +9,14 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, safe_open
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, ByT5Tokenizer
 
 import fresh
 from command_fixtures import run
 from commands import fails, succeeds
 from diff_transformer.convert.shared_folder import Exported, plain_card
 from diff_transformer.model.configuration import code_files
+from tiny_model import make
 
 
 def card_of(folder: Path) -> ModelCard:
@@ -136,6 +137,19 @@ def test_a_classifier_stays_one(text_run: Path, tmp_path: Path) -> None:
         assert torch.equal(file.get_tensor("score.weight"), model.score.weight)
     assert f"import {kind.__name__}\n" in card_of(tmp_path / "out").text
     fails(run("export", tmp_path / "classifier", tmp_path / "graph", "--onnx"), f"loads with {kind.__name__}")
+
+
+def test_a_tokenizer_of_another_format_goes_along(tmp_path: Path) -> None:
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    make().save_pretrained(folder)
+    ByT5Tokenizer().save_pretrained(folder)  # without tokenizer.json
+    succeeds(run("export", folder, exported))
+    assert AutoTokenizer.from_pretrained(exported)("ab").input_ids == ByT5Tokenizer()("ab").input_ids
+    assert "AutoTokenizer" in card_of(exported).text
+    (folder / "tokenizer.model").write_bytes(b"")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}', encoding="utf-8")
+    fails(run("export", folder, tmp_path / "new"), f"The tokenizer in {str(folder)!r} is not valid")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.all

@@ -363,7 +363,7 @@ def test_a_broken_file_of_a_model_is_named(text_run: Path, tmp_path: Path) -> No
     fails(generated(), "lack model.norm.weight.")
     for text in ("{", "{}"):
         (model / "tokenizer.json").write_text(text, encoding="utf-8")
-        fails(generated(), "tokenizer.json' is not a valid tokenizer: ")
+        fails(generated(), "' is not valid: ")
     (model / "generation_config.json").write_text("{}", encoding="utf-8-sig")
     fails(generated(), "generation_config.json' begins with a byte order mark")
     (model / "generation_config.json").write_text("{", encoding="utf-8")

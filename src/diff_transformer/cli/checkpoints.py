@@ -90,16 +90,18 @@ def load_model(
     return model.eval().to(device)
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer beside a model. Raises ValueError if it is missing or damaged."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+def load_tokenizer(folder: Path, required: bool = True) -> Any:
+    """Load the tokenizer beside a model. Raises ValueError if it is damaged, or missing (None unless `required`)."""
+    if not any(folder.glob("tokenizer*")):
+        if not required:
+            return None
         raise ValueError(f"{str(folder)!r} has no tokenizer (tokenizer.json), so the model in it cannot read text.")
     try:
-        Tokenizer.from_file(str(file))
+        if (file := folder / "tokenizer.json").is_file():
+            Tokenizer.from_file(str(file))
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises nothing more specific
-        raise ValueError(f"{str(file)!r} is not a valid tokenizer: {' '.join(str(error).split())}") from None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        raise ValueError(f"The tokenizer in {str(folder)!r} is not valid: {' '.join(str(error).split())}") from None
 
 
 def files_of(folder: Path, name: str) -> list[Path]:

@@ -137,7 +137,7 @@ def export(
     refuse_existing(target)
     folder = find_checkpoint(checkpoint)
     card = export_card(folder, results or [])
-    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    tokenizer = load_tokenizer(folder, required=False)
     auto_class = auto_class_of(folder)
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")

@@ -120,8 +120,8 @@ def load_side(folder: Path, device: str | None) -> Side:
     examples, shown = read_examples(folder), shown_folder(folder)
     console.say(f"Loading {shown} …")
     model = ExploredModel(load_model(folder, device), shown.parent.name if shown.name == "model" else shown.name)
-    if (folder / "tokenizer.json").is_file():
-        return Side(model, TokenizerVocabulary(load_tokenizer(folder)))
+    if (tokenizer := load_tokenizer(folder, required=False)) is not None:
+        return Side(model, TokenizerVocabulary(tokenizer))
     if examples.words:
         return Side(model, WordVocabulary(examples.words, examples.note))
     return Side(model, WordVocabulary([str(token) for token in range(model.vocab_size)], _NUMBERS_NOTE))

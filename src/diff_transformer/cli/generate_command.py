@@ -73,11 +73,9 @@ def generate(
     folder = find_checkpoint(checkpoint)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, device)
-    tokens = tokenizer(prompt)["input_ids"]
-    start = model.config.bos_token_id
-    if not tokens and start is None:
+    tokens = tokenizer(prompt)["input_ids"] or [model.config.bos_token_id]
+    if tokens == [None]:
         raise ValueError("The prompt is empty, and this model has no beginning-of-sequence token to start from.")
-    tokens = tokens or [start]
     context = model.config.max_position_embeddings
     free = context - len(tokens)
     if free < (max_new_tokens or 1):

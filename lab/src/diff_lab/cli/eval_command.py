@@ -95,7 +95,7 @@ def evaluate_measures(
     if not reads_text and (name := needs.get("text")):
         raise ValueError(f"The measure {name} needs text, and the run was trained on none: name some by --text.")
     corpus = TextFiles(text) if text else None
-    tokenizer = checkpoints.load_tokenizer(folder) if reads_text or (folder / "tokenizer.json").is_file() else None
+    tokenizer = checkpoints.load_tokenizer(folder, required=reads_text)
     console.say(f"Loading {shown} …")
     model = checkpoints.load_model(folder, device, auto_class)
     batches: Batches | None = None
