@@ -79,7 +79,7 @@ MODEL_ROWS = (
     ("34M parameters, decoding one token, {} keys", "diff", "decode", 2048),
 )
 DTYPES = ("float32", "bfloat16")
-ANCHORED = (512, 2048, 8192)  # tokens
+SHOWN = (512, 2048, 8192)  # tokens, of all lengths that a processor was measured with
 OTHER = "DiffLlama"
 # Ways to decode a model of DIFF's size, as the table of them calls them.
 DECODERS = {
@@ -152,7 +152,7 @@ def costs(
             ]
             span = f"{min(others):.2f}–{max(others):.2f}"
             lines.append(f"| {label.format(f'{length:,}')} | {' | '.join(ours)} | {span} |")
-        for length in ANCHORED if which == 0 else ():
+        for length in SHOWN if which == 0 else ():
             ours = [_over_fastest(document, length) for document in anchored]
             label = f"attention, forward, {length:,} tokens, over the fastest of torch's, vLLM's and zentorch's"
             lines.append(f"| {label} | {' | '.join(ours)} | – |")
@@ -162,7 +162,7 @@ def costs(
     note = (
         f"{' / '.join(DTYPES)}, lower is better. Two threads, batch 1, heads of 64; on the EPYC torch's attention "
         "gains little from bfloat16. `diff-lab bench operator` and `bench model`, `make bench-anchors`, commits "
-        f"{commits}; [all sizes](docs/backends.md#what-was-measured).{missing}"
+        f"{commits}; [more of them](docs/backends.md#what-was-measured).{missing}"
     )
     return "\n".join(lines) + "\n\n" + note
 
@@ -181,10 +181,6 @@ def _over_fastest(document: Mapping[str, Any] | None, length: int) -> str:
             return "–"
         cells.append(f"{ratios[AUTO] / min(1.0, *others):.2f}")
     return " / ".join(cells)
-
-
-def _is_of_anchors(row: Mapping[str, Any]) -> bool:
-    return row["candidate"].startswith((BASELINE, AUTO)) and row["pass"] in ("forward", "decode")
 
 
 def _cost(document: Mapping[str, Any] | None, candidate: str, pass_: str, length: int) -> str:
@@ -217,6 +213,15 @@ def decoding(document: Mapping[str, Any]) -> str:
         lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[BASELINE]['milliseconds']:.1f} |")
     note = "int8: weights in eight bits, by this package; in CTranslate2 activations as well, by its own means. "
     return "\n".join(lines) + f"\n\n{note}{' '.join(document['notes'])} {page_part('provenance', document)}"
+
+
+def processor_table(document: dict[str, Any], anchors: bool = False) -> str:
+    """The operator's times on a processor at a few lengths; with `anchors`, those of `make bench-anchors` alone."""
+    rows = [row for row in document["rows"] if row["shape"]["batch"] == 1 and row["shape"]["keys"] in SHOWN]
+    if anchors:
+        others = (BASELINE, AUTO)
+        rows = [row for row in rows if row["candidate"].startswith(others) and row["pass"] in ("forward", "decode")]
+    return speed_table({**document, "rows": rows})
 
 
 def speed_table(document: dict[str, Any]) -> str:
@@ -347,11 +352,11 @@ def main() -> None:
             "decoding": decoding(decoded),
         },
         BACKENDS_PAGE: {
-            "speed": speed_table(operator),
+            "speed": processor_table(operator),
             "memory": page_part("memory", operator),
             "grouped": grouped_table(operator),
-            "amx speed": speed_table(amx_operator),
-            "anchors": speed_table({**anchors, "rows": [row for row in anchors["rows"] if _is_of_anchors(row)]}),
+            "amx speed": processor_table(amx_operator),
+            "anchors": processor_table(anchors, anchors=True),
         },
         PAPER_PAGE: {"results": results_table(experiments)},
         MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
