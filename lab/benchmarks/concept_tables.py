@@ -51,7 +51,8 @@ def _sentence(one: Finding, report: str) -> str:
     tokens = max(variant["tokens_per_step"] for variant in one.results.variants) * (one.row.steps or 0) / 1e6
     after = f", {tokens:.1f}M tokens" if tokens else ""
     limits = "; ".join(filter(None, (f"p = {one.p:.3f}", remarks(one.row))))
-    return f"- [{one.name}]({page}){after}: {one.claim}: **{ANSWERS[one.row.verdict]}**, {one.values} ({limits})."
+    answer = ANSWERS[one.row.verdict] + (" before the correction" if one.is_decided and (one.p or 0.0) >= LEVEL else "")
+    return f"- [{one.name}]({page}){after}: {one.claim}: **{answer}**, {one.values} ({limits})."
 
 
 def attention_types() -> str:
