@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, GPT2LMHeadModel, Lfm2Config, MambaConfig
 
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import Trace
 from explored_models import make
-from tiny_model import DIFFERENTIAL, KINDS, PAIRED
+from tiny_model import DIFFERENTIAL, KINDS, PAIRED, SIZES
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
 EVERYTHING = slice(None)
@@ -207,3 +207,20 @@ def test_a_model_without_key_heads_of_its_own_setting() -> None:
     explored = ExploredModel(model, "gpt2")
     assert (explored.heads, explored.kv_heads) == (4, 4)
     check_predictions(explored.trace(TOKENS), model)
+
+
+@pytest.mark.parametrize("config", [BertConfig(**SIZES), Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])])
+def test_maps_that_are_not_causal_or_not_of_every_layer_are_refused(config: Any) -> None:
+    """Nothing that such a model says of the next token would be right, or its page would lack layers."""
+    explored = ExploredModel(AutoModelForCausalLM.from_config(config), "m")
+    with pytest.raises(ValueError, match=r"m cannot be shown: .* does not return a causal map of every head and layer"):
+        explored.trace(TOKENS)
+
+
+def test_a_model_without_heads_or_that_writes_no_text_is_refused() -> None:
+    mamba = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=29, hidden_size=8, num_hidden_layers=1))
+    for model in (mamba, make("diff").model):
+        with pytest.raises(
+            ValueError, match=f"m must be a causal language model with attention, got {type(model).__name__}"
+        ):
+            ExploredModel(model, "m")

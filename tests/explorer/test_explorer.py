@@ -179,7 +179,8 @@ def test_vocabularies() -> None:
     bytes_ = TokenizerVocabulary(tokenizer)
     assert "".join(bytes_.pieces(bytes_.encode("two words"))) == "two words"
     assert bytes_.pieces(bytes_.encode("é☃x")) == ["<0xC3>", "é", "<0xE2>", "<0x98>", "☃", "x"]
-    assert WordVocabulary(["a", "b"]).piece_after([0], 5) == "#5"
+    for vocabulary in (bytes_, WordVocabulary(["a", "b"])):  # a model may have more tokens
+        assert vocabulary.piece_after([0], 500) == "#500"
     assert WordVocabulary(["a", "b"]).decode([1, 0]) == "b a"
     assert bytes_.decode(bytes_.encode("é ☃")) == "é ☃"
     with pytest.raises(ValueError, match="no token 'key'"):

@@ -793,3 +793,7 @@ def test_the_demos_report_holds_the_saved_page(watch: Watch, saved: Path, tmp_pa
         "SecurityError"
     )
     assert page.evaluate("() => document.scripts.length") == 0
+    page.context.route("https://arxiv.org/**", lambda route: route.abort())
+    with page.context.expect_page():  # and not in the frame, where the report's policy would block it
+        frame.get_by_role("link").click()
+    assert frame.locator(READY).count() == 1

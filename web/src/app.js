@@ -257,7 +257,7 @@ export function App({ data, source, root }) {
     </main>
     <footer>
       <p>
-        Differential attention: <a href="https://arxiv.org/abs/2410.05258" rel="noreferrer">arXiv 2410.05258</a>.${" "}
+        Differential attention: <a href="https://arxiv.org/abs/2410.05258" target="_blank" rel="noreferrer">arXiv 2410.05258</a>.${" "}
         ${sides.map((side) => `${models[side].name}: ${models[side].label}, ${sizes(models[side])}`).join("; ")}.
       </p>
     </footer>

@@ -109,7 +109,8 @@ def test_the_explorer_is_in_the_page_and_may_run_its_script_and_nothing_else_may
     ((held, more),) = re.findall(r'<iframe srcdoc="([^"]*)"([^>]*)>', source)
     assert html.unescape(held) == (demo_dir / "explorer.html").read_text(encoding="utf-8")
     assert f"script-src '{script}'" in html.unescape(held)
-    assert 'sandbox="allow-scripts allow-downloads"' in more, "not allow-same-origin"
+    assert 'sandbox="allow-scripts allow-downloads allow-popups ' in more
+    assert "allow-same-origin" not in more
     assert "<script" not in source
     assert "src=" not in more
     (demo_dir / "explorer.html").write_text("<!doctype html>", encoding="utf-8")

@@ -146,6 +146,9 @@ class ExploredModel:
         if isinstance(model, DiffTransformerForCausalLM):
             self._read_layers()
             return
+        # A state-space model has no heads, and an encoder, or a model with another output layer, writes no text.
+        if not model.can_generate() or config.is_encoder_decoder or not hasattr(config, "num_attention_heads"):
+            raise ValueError(f"{name} must be a causal language model with attention, got {type(model).__name__}.")
         self.label = type(model).__name__.removesuffix("ForCausalLM")
         self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads  # GPT-2's has no such setting
@@ -283,9 +286,13 @@ class ExploredModel:
             )
         with attention_implementation(self.model, "eager"):  # the others compute no maps
             output = self.model(input_ids=input_ids, use_cache=False, output_attentions=True)
-        if not output.attentions or any(layer is None for layer in output.attentions):
-            raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
-        maps = ReturnedMaps([layer[0] for layer in output.attentions])
+        found = getattr(output, "attentions", None) or ()
+        if len(found) != self.layers or any(layer is None or layer.triu(1).any() for layer in found):
+            kind = type(self.model).__name__
+            raise ValueError(
+                f"{self.name} cannot be shown: {kind} does not return a causal map of every head and layer."
+            )
+        maps = ReturnedMaps([layer[0] for layer in found])
         return _trace_of(input_ids[0], output.logits[0].split(_LOGITS_AT_ONCE), maps)
 
 
@@ -314,17 +321,12 @@ class TokenizerVocabulary:
         return list(self.tokenizer(text)["input_ids"])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds."""
-        names = self._names.of(tokens)
-        return [name or self._own(token) for name, token in zip(names, tokens, strict=True)]
+        """Return the name of each token of a text."""
+        return [self.piece_after(tokens[:place], token) for place, token in enumerate(tokens)]
 
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
-        """Return the text that a token adds to others."""
-        return self._names.after(tokens, token) or self._own(token)
-
-    def _own(self, token: int) -> str:
-        """Return the vocabulary's name of a token that adds nothing."""
-        return str(self.tokenizer.convert_ids_to_tokens(token))
+        """Return the text that a token adds to others, else its name, or its number where that is unknown."""
+        return self._names.after(tokens, token) or str(self.tokenizer.convert_ids_to_tokens(token) or f"#{token}")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
