@@ -82,6 +82,7 @@ def test_weights_of_half_precision_become_float32(data: Data, trained: tuple[Pat
         ({"lambda_init": 0.8}, "needs model.lambda_init=schedule (it has 0.8)"),
         ({"rms_norm_eps": 1e-6}, "needs model.rms_norm_eps=1e-05 (it has 1e-06)"),
         ({"headwise_norm": False}, "needs model.headwise_norm=true (it has false)"),
+        ({"vocab_size": 1024}, "needs model.vocab_size=257 (it has 1024)"),
     ],
 )
 def test_what_the_recipe_needs_is_named_without_data(
@@ -121,10 +122,13 @@ def test_a_fixed_lambda_does_not_go_with_loaded_weights(trained: tuple[Path, Dif
 
 
 def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
-    padded = recipe(init_from=str(trained[0]), vocab_size=1024)
-    check_init_from(padded)  # the vocabulary is known with the data
-    with pytest.raises(ValueError, match=r"needs model\.vocab_size=\d+ \(it has 1024\)"):
-        build_model(padded, data)
+    folder, model = trained
+    model.resize_token_embeddings(1024)
+    model.save_pretrained(folder)
+    unless_given = recipe(init_from=str(folder))
+    check_init_from(unless_given)  # the vocabulary is known with the data
+    with pytest.raises(ValueError, match=r"needs model\.vocab_size=1024 \(it has \d+\)"):
+        build_model(unless_given, data)
 
 
 def test_other_tokens_of_the_same_number(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:

@@ -245,8 +245,8 @@ def _load_initial_weights(
 def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None) -> Path | None:
     """Raise an error if a recipe's model cannot start from its `init_from`, with the setting to change, or the reason.
 
-    The model's configuration, with its vocabulary, is known once the data are. Reads no weights, and returns the folder
-    that the recipe names, if it names one.
+    A vocabulary that the recipe does not have is known with `config`, once the data are read. Reads no weights, and
+    returns the folder that the recipe names, if it names one.
     """
     if recipe.model.init_from is None:
         return None
@@ -256,7 +256,7 @@ def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None)
             "their own."
         )
     folder = Path(os.path.expanduser(recipe.model.init_from))
-    names = _SHARED_SETTINGS if config is None else [*_SHARED_SETTINGS, "vocab_size"]
+    names = [*_SHARED_SETTINGS, "vocab_size"] if config or recipe.model.vocab_size else _SHARED_SETTINGS
     config = config or build_config(recipe, vocab_size=1)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(
