@@ -59,7 +59,7 @@ def variant_of(text: str) -> Variant:
     """Return the variant that a user names: an attention type, with changes of the model after colons.
 
     "diff" is DIFF, "diff:model.lambda_init=0.8" is called "diff, λ_init 0.8". Raises ValueError for a type that no
-    recipe trains, and for a setting that is none of the model's.
+    recipe trains, and for a setting that the type does not have.
     """
     kind, *changes = text.split(":")
     trained = [name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads]
@@ -68,16 +68,16 @@ def variant_of(text: str) -> Variant:
             raise ValueError(f"{kind!r} corrects a trained Transformer; no recipe trains it from the start.")
         hint = did_you_mean(kind, trained, f"; there are {', '.join(trained)}.")
         raise ValueError(f"There is no variant {kind!r}{hint}")
-    settings = [name for name in ModelRecipe.model_fields if name not in _FIXED]
+    of_types = {setting for described in ATTENTION_TYPES.values() for setting in described.settings}
+    without = {*_FIXED, *of_types.difference(ATTENTION_TYPES[kind].settings)}
+    known = [f"model.{name}" for name in ModelRecipe.model_fields if name not in without]
     names, overrides = [kind], [f"model.attention_type={kind}"]
     for change in changes:
         key, equals, value = change.partition("=")
-        name = key.removeprefix("model.")
-        if not equals or name == key or name not in settings:
-            known = [f"model.{setting}" for setting in settings]
+        if not equals or key not in known:
             hint = did_you_mean(key, known, f"; there are {', '.join(known)}.")
-            raise ValueError(f"What {text!r} changes is the model, by model.KEY=VALUE, not by {change!r}{hint}")
-        words, read = name.replace("_", " ").replace("lambda init", "λ_init"), read_yaml(value)
+            raise ValueError(f"{text!r} changes settings of {kind!r}, by model.KEY=VALUE, not by {change!r}{hint}")
+        words, read = key.removeprefix("model.").replace("_", " ").replace("lambda init", "λ_init"), read_yaml(value)
         names.append(f"{'' if read else 'no '}{words}" if isinstance(read, bool) else f"{words} {value}")
         overrides.append(change)
     return Variant(name=", ".join(names), overrides=tuple(overrides))
