@@ -178,7 +178,7 @@ def test_a_text_that_cannot_be_read_is_said_before_a_model_is_loaded(
     for arguments, message in (
         ((text_run, "--text", tmp_path / "missing.txt"), "There is no text file or folder"),
         ((retrieval_run, "--text", text_file), "has no tokenizer (tokenizer.json)"),
-        ((model,), "has no tokenizer (tokenizer.json)"),
+        ((model,), f"The tokenizer in {str(model)!r} is not valid: "),
     ):
         result = run("eval", *arguments)
         fails(result, message)
