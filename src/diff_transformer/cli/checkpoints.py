@@ -91,7 +91,7 @@ def load_model(
 
 
 def load_tokenizer(folder: Path, required: bool = True) -> Any:
-    """Load the tokenizer beside a model. Raises ValueError if it is damaged, or missing (None unless `required`)."""
+    """Load a model's tokenizer; None if it is missing and not `required`. Raises ValueError if missing or not valid."""
     if not any(folder.glob("tokenizer*")):
         if not required:
             return None
