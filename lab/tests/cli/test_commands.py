@@ -114,6 +114,10 @@ def test_generate_streams(text_run: Path, tmp_path: Path, monkeypatch: pytest.Mo
         part.save_pretrained(tmp_path / "model")
     run("generate", tmp_path / "model", "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
     assert counts == [5, 1], "the tokenizer's end of text is the model's, where that has none"
+    fails(run("generate", tmp_path / "model", "--prompt", ""), "has no beginning-of-sequence token to start from")
+    counts.clear()
+    run("generate", text_run, "--prompt", "", "--max-new-tokens", 1)
+    assert counts == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,7 +70,7 @@ def make_app(
                 found = await asyncio.get_running_loop().run_in_executor(thread, ask, question)
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, status_code=400)
-            except (ClientDisconnect, asyncio.CancelledError):  # nobody reads it: the client has gone, or the server ends
+            except (ClientDisconnect, asyncio.CancelledError):  # nobody waits: it has gone, or the server ends
                 return Response(status_code=503)
             except Exception:
                 traceback.print_exc()
