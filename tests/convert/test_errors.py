@@ -233,6 +233,7 @@ def test_damaged_files(theirs: Folder, refuses: Refuses) -> None:
         ({**file_of_key, "more": shard.name}, "disagree on more"),
         ({**file_of_key, "more": 3}, "must say under weight_map which file holds each tensor"),
         ([], "must say under weight_map"),
+        ({**file_of_key, "more": "../other.safetensors"}, r"must name files of its own folder, got \.\./other\."),
     ):
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": changed}), encoding="utf-8")
         refuses(pattern, convert_from, "llama", source)

@@ -179,6 +179,21 @@ def test_beams_keep_their_memory() -> None:
     assert memory_of(cache) == before
 
 
+class Tagged(Tensor):
+    """A subclass, which may hold something else than it shows."""
+
+
+def test_tokens_of_another_kind_are_appended_as_to_a_dynamic_cache() -> None:
+    seen = torch.randn(1, 2, 3, 4, dtype=torch.bfloat16)
+    for new in (torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4, dtype=torch.bfloat16).as_subclass(Tagged)):
+        caches = DiffCache(), DynamicCache()
+        for tokens_of in (seen, new):
+            with torch.no_grad():
+                own, expected = (cache.update(tokens_of, tokens_of, 0)[0] for cache in caches)
+        assert (type(own), own.dtype) == (type(expected), expected.dtype)
+        assert torch.equal(own, expected)
+
+
 def test_inference_mode_and_gradients_take_turns() -> None:
     cache = DiffCache()
     with torch.inference_mode():

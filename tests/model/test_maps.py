@@ -121,6 +121,20 @@ def test_output_attentions_through_a_cache(kind: str) -> None:
         close(part, full[:, :, 6:])
 
 
+@pytest.mark.parametrize("cache", ["static", "quantized"])
+def test_output_attentions_through_other_caches_are_those_of_eager(kind: str, cache: str) -> None:
+    """A static cache has slots without a token, whose columns are 0; of one in eight bits the rounded keys are seen."""
+    options: dict[str, Any] = {"output_attentions": True, "return_dict_in_generate": True, "do_sample": False}
+    options |= {"cache_implementation": cache, "max_new_tokens": 3, "min_new_tokens": 3, "pad_token_id": 0}
+    own, eager = (
+        make(kind, attn_implementation=name).generate(tokens(), **options) for name in ("diff_attention", "eager")
+    )
+    assert torch.equal(own.sequences, eager.sequences)
+    for step, expected in zip(own.attentions, eager.attentions, strict=True):
+        for maps, others in zip(step, expected, strict=True):
+            close(maps, others)
+
+
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_sdpa", "sdpa", "eager"])
 def test_attention_maps(kind: str, implementation: str) -> None:
     """The same maps whatever the model is set to, which stays as it was."""

@@ -49,6 +49,8 @@ def test_groups_are_for_the_types_that_have_them() -> None:
         DiffAttentionV2(24, 8, 1, num_noise_heads=2)
     with pytest.raises(ValueError, match=r"^GroupedDiffAttentionV2: num_noise_heads must be given, got None\.$"):
         GroupedDiffAttentionV2(24, 8, 1)
+    with pytest.raises(ValueError, match=r"^GroupedDiffAttention: dual_lambda and token_lambda exclude each other"):
+        GroupedDiffAttention(24, 8, 1, num_noise_heads=2, dual_lambda=True, token_lambda=True)
     message = r"must be a multiple of num_key_value_heads, got 2 and num_key_value_heads 4\.$"
     with pytest.raises(ValueError, match=message):
         GroupedDiffAttentionV2(24, 8, 1, 4, num_noise_heads=2)

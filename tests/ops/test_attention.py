@@ -163,11 +163,11 @@ def test_gradients_beside_large_addends_are_those_of_a_mean(backend: str) -> Non
 
 def test_few_queries_take_the_smallest_number_of_float64_for_a_finite_one(backend: str) -> None:
     """Decoding has a path of its own, without gradients."""
-    problem = build(case("causal"))
+    problem, lam = build(case("causal")), torch.tensor(0.5)
     mask = torch.full((1, 1, 1, problem.k.shape[3]), torch.finfo(torch.float64).min, dtype=torch.float64)
     mask[..., 0] = -math.inf
     with torch.no_grad():
-        out = diff_attention(problem.q[:, :, :, -1:], problem.k, problem.v, 0.5, attn_mask=mask, backend=backend)
+        out = diff_attention(problem.q[:, :, :, -1:], problem.k, problem.v, lam, attn_mask=mask, backend=backend)
     mean = 0.5 * problem.v[:, :, 1:].mean(2, keepdim=True)
     torch.testing.assert_close(out, mean.repeat_interleave(out.shape[1] // mean.shape[1], dim=1))
 

@@ -14,6 +14,7 @@ from torch.nn.attention.bias import causal_upper_left
 from budget import BACKENDS, takes
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import lambda_value, rms_norm
+from diff_transformer.ops.cpu.cpu_backend import available_to_auto
 
 B, H, HK, N, S, D, DV = 2, 4, 2, 4, 7, 6, 3
 
@@ -68,6 +69,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no key": says("k", "(2, 2, 2, 0, 6)", "at least one", k=zeros(B, HK, 2, 0, D), v=zeros(B, HK, 0, DV)),
     "no value channel": says("v", "(2, 2, 7, 0)", v=zeros(B, HK, S, 0)),
     "whole numbers": says("floating", "torch.int64", q=zeros(B, H, 2, N, D).long(), k=zeros(B, HK, 2, S, D).long()),
+    "devices of q and k": says("q and k", "device", "cpu", "meta", k=zeros(B, HK, 2, S, D, device="meta")),
     "dtypes of q and k": says("q and k", "torch.float32", "torch.bfloat16", k=zeros(B, HK, 2, S, D).bfloat16()),
     "dtypes of k and v": says("v", "torch.float32", "torch.float64", v=zeros(B, HK, S, DV).double()),
     "q is no tensor": says("q", "tensor", "list", q=[1.0]),
@@ -83,6 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mask in whole numbers": says("attn_mask", "boolean", "floating", "torch.int64", attn_mask=zeros(N, S).long()),
     "mask no tensor": says("attn_mask", "tensor", "list", attn_mask=[[True]]),
     "is_causal a word": says("is_causal", "'no'", "True or False", is_causal="no"),
+    "is_causal a number": says("is_causal", "1", "True or False", is_causal=1),
     "window 0": says("window", "0", "1 or more", window=0),
     "window a fraction": says("window", "2.5", "whole number", window=2.5),
     "window true": says("window", "True", "whole number", window=True),
@@ -134,6 +137,7 @@ FUNCTIONS += [(diff_attention_maps, case) for case in REFUSED if not any(word in
 def test_refused(function: Callable[..., Any], case: str) -> None:
     """Without gradients, too, where the kernel for the CPU answers so few queries in one step."""
     changes, fragments = REFUSED[case]
+    available_to_auto()  # loads the kernel, before which nothing is answered in one step
     arguments = {**fitting(), **changes}
     if function is diff_attention_maps:
         del arguments["v"]
