@@ -21,12 +21,16 @@ parser.add_argument("--model", help="a checkpoint of ours with its tokenizer; a 
 parser.add_argument("--data", help="a .jsonl file; sums unless given")
 parser.add_argument("--output", default="runs/sft", help="folder for checkpoints, and for the model at the end")
 parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--length", type=int, default=128, help="tokens of a row; what is longer is cut off at the end")
 parser.add_argument("--learning-rate", type=float, default=3e-3, help="for a pretrained model rather 2e-5")
 arguments = parser.parse_args()
 
 if arguments.model:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model)  # which knows ours, once diff_transformer is imported
+    # It knows ours once diff_transformer is imported. Weights of half precision would lose small steps.
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    if arguments.length > model.config.max_position_embeddings:
+        parser.error(f"--length must be at most the model's context, {model.config.max_position_embeddings}")
 else:
     tokenizer = byte_tokenizer()
     model = DiffTransformerForCausalLM(
@@ -36,7 +40,7 @@ else:
             intermediate_size=176,
             num_hidden_layers=2,
             num_attention_heads=8,
-            max_position_embeddings=128,
+            max_position_embeddings=arguments.length,
             bos_token_id=tokenizer.eos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
@@ -59,7 +63,7 @@ trainer = SFTTrainer(
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,  # a step of 8 rows: its loss is the mean over all their completions' tokens
         packing=True,  # documents share a row and do not see each other
-        max_length=128,
+        max_length=arguments.length,
         bf16=torch.cuda.is_available(),
         logging_steps=10,
         eval_strategy="steps",

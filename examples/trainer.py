@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
 
 from diff_lab.data import byte_tokenizer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -53,6 +53,8 @@ else:
     )
 tokens = tokenizer(Path(arguments.text).read_text(encoding="utf-8"), verbose=False)["input_ids"]
 blocks = [tokens[i : i + arguments.length] for i in range(0, len(tokens) - arguments.length + 1, arguments.length)]
+if len(blocks) < 2:
+    parser.error(f"--text must have two sequences of --length or more, and has {len(tokens)} tokens")
 # The model shifts the labels by itself; a label of -100 is left out.
 data = Dataset.from_dict({"input_ids": blocks, "labels": blocks}).train_test_split(test_size=0.1, seed=0)
 
@@ -77,6 +79,7 @@ trainer = Trainer(
     train_dataset=data["train"],
     eval_dataset=data["test"],
     processing_class=tokenizer,
+    data_collator=default_data_collator,  # rows of one length need no padding token, which many a Llama has not
     callbacks=[DexAnnealing()] if getattr(model.config, "attention_type", None) == "dex" else [],
 )
 trainer.train()

@@ -72,8 +72,9 @@ def test_the_trainer(tmp_path: Path) -> None:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> LlamaForCausalLM:
-    """A small one, with its folder: in half precision, as most are."""
+    """A small one, with its folder: in half precision, and without a padding token, as most are."""
     tokenizer = byte_tokenizer()
+    tokenizer.pad_token = None
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -118,19 +119,28 @@ def test_the_trainer_trains_a_converted_llama_on(
 
 
 @pytest.mark.usefixtures("llama")
-def test_the_trainer_refuses_a_length_that_the_model_has_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["trainer.py", "sft.py"])
+def test_a_length_that_the_model_has_not_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run("trainer.py", "--model", tmp_path / "llama", "--length", 33)
+        run(name, "--model", tmp_path / "llama", "--length", 33)
     assert "--length must be at most the model's context, 32" in capsys.readouterr().err
+
+
+def test_the_trainer_refuses_a_text_that_is_too_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("to be, or not to be", encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        run("trainer.py", "--text", tmp_path / "text.txt", "--length", 16)
+    assert "two sequences of --length or more, and has 19 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.all
 def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("sft.py", "--output", tmp_path / "first", "--steps", 30)
     check_learned(tmp_path / "first", 2.0)
-    # A checkpoint and data of one's own.
+    # A checkpoint, in half precision as most are, and data of one's own.
+    AutoModelForCausalLM.from_pretrained(tmp_path / "first").bfloat16().save_pretrained(tmp_path / "first")
     data = tmp_path / "data.jsonl"
     lines = [json.dumps({"prompt": f"{number} ?", "completion": " yes"}) for number in range(40)]
     data.write_text("\n".join(lines), encoding="utf-8")
@@ -138,6 +148,7 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
     run("sft.py", *arguments)
     check_learned(tmp_path / "second", 4.0)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "second").dtype == torch.float32
 
 
 def write_questions(folder: Path) -> None:
