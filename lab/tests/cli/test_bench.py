@@ -96,7 +96,9 @@ def test_bad_input_before_any_measurement(tmp_path: Path, arguments: list[Any], 
 
 
 @pytest.mark.parametrize("benchmark", ["operator", "model"])
-def test_bad_output_before_any_measurement(tmp_path: Path, benchmark: str) -> None:
+def test_bad_output_before_any_measurement(tmp_path: Path, benchmark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
     fails(run("bench", benchmark, "--output", file), "must be a folder that can be written", "it is a file")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    fails(run("bench", benchmark, "--output", tmp_path / "new"), "this user may not write to it")

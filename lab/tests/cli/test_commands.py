@@ -69,7 +69,9 @@ def test_train_refuses_bad_input_before_it_reads_text(text_run: Path, tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
-def test_a_tokenizer_is_trained_and_a_recipe_takes_it(text_file: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_trained_and_a_recipe_takes_it(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bpe"
     trained = run("tokenizer", "train", text_file, "--vocab-size", 270, "--output", folder)
     assert (trained.exit_code, trained.stdout) == (0, f"270 tokens: {folder}\n")
@@ -82,6 +84,8 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(text_file: Path, tmp_path:
     again = run("train", "tiny", *settings, "--output", tmp_path / "again")
     assert "tokenised" not in again.stderr
     fails(run("tokenizer", "train", text_file, "--output", folder), "--output must be a new folder")
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    fails(run("tokenizer", "train", text_file, "--output", tmp_path / "new"), "inside one that may be written to")
 
 
 def test_generate_goes_on_from_the_prompt(text_run: Path) -> None:

@@ -118,7 +118,7 @@ def test_options_that_do_not_go_together(text_run: Path, questions: Path) -> Non
     assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
 
 
-def test_a_measurement_is_taken_by_its_name(text_run: Path, tmp_path: Path) -> None:
+def test_a_measurement_is_taken_by_its_name(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the standard one, on the run's own data, that is taken without a name."""
     output = tmp_path / "standard.json"
     result = succeeds(run("eval", text_run, "--measure", "standard", "--output", output))
@@ -133,6 +133,8 @@ def test_a_measurement_is_taken_by_its_name(text_run: Path, tmp_path: Path) -> N
     last = read_metrics(text_run / "metrics.jsonl")[-1]
     assert values["language/validation_loss"] == pytest.approx(last["validation/loss"])
     fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    fails(run("eval", text_run, "--output", tmp_path / "new.json"), "in a folder that may be written to")
 
 
 def test_a_measurement_for_any_model_takes_one_that_is_not_ours(llama: Path, questions: Path, tmp_path: Path) -> None:

@@ -116,10 +116,8 @@ def user_message(error: Exception) -> str | None:
     """Return the message for the user; None if the error is a bug and not an answer to bad input."""
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
-    if isinstance(error, BrokenPipeError):  # `… | head`: typer ends quietly
-        return None
-    if isinstance(error, OSError):
-        return str(error)
+    if isinstance(error, OSError):  # of a broken pipe, as by `… | head`, typer ends quietly
+        return None if isinstance(error, BrokenPipeError) else str(error)
     if is_full_disk(error):  # of a library that has classes of its own
         return f"There is no room on the disk: {error}"
     if not isinstance(error, ValueError):

@@ -40,10 +40,10 @@ def refuse(subject: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_existing(paths: Iterable[Path], subject: str, *, overwrite: bool) -> None:
-    """Raise FileExistsError for the first path that exists, unless --overwrite was given; it must have a folder."""
+    """Raise FileExistsError for the first path that exists, unless --overwrite was given; its folder must exist."""
     for path in paths:
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
+        if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            raise FileNotFoundError(f"the folder of {str(path)!r} does not exist, or this user may not write to it")
         if path.exists() and not overwrite:
             raise FileExistsError(
                 f"{str(path)!r} is there already; choose another --output, or replace the {subject} with --overwrite."

@@ -442,6 +442,9 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     with pytest.raises(cpu_build.BuildError, match=r"cache cannot be used \(Not a directory: .*TORCH_EXTENSIONS_DIR"):
         cpu_build.load()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert f"cache cannot be used (not writable: {tmp_path}): make it" in cpu_build.status()
 
 
 def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

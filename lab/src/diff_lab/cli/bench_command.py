@@ -86,7 +86,6 @@ def bench(
     if path is None:
         console.say("The results are printed and not written: --output names a folder for them.")
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
         console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
     recorder = Recorder(tell=console.say, show=console.print_line)
     document = measure(on_device, recorder)

@@ -1,5 +1,6 @@
 """The command `eval` takes measurements of a model, or lets it answer the tasks of lm-evaluation-harness."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -196,8 +197,8 @@ def evaluate(
     else:
         only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
         console.refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
-    if output is not None and (output.exists() or not output.parent.is_dir()):
-        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+    if output is not None and (output.exists() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise FileExistsError(f"--output must be a new file in a folder that may be written to, got {str(output)!r}.")
     if tasks:
         if find_spec("lm_eval") is None:  # said before torch is imported
             raise ValueError(f'--tasks needs lm-eval, which is not installed: pip install "./lab[harness]" {CHECKOUT}')

@@ -45,8 +45,8 @@ def train_tokenizer(
     from diff_lab.data import TextFiles, train_bpe
     from diff_transformer.utils.files import atomic_directory
 
-    if output.exists() or not output.parent.is_dir():
-        raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
+    if output.exists() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise FileExistsError(f"--output must be a new folder inside one that may be written to, got {str(output)!r}.")
     corpus = TextFiles(text, field)
     with console.messages().status(f"Reading {corpus.name}"):
         trained = train_bpe(filter(None, corpus.documents()), vocab_size)

@@ -127,6 +127,9 @@ def find() -> Build:
             if (reason := refusal(build.library)) is not None:
                 raise BuildError(f"torch's extension cache is not safe: {reason}")
             if not build.library.is_file():
+                existing = next(path for path in build.library.parents if path.exists())
+                if not os.access(existing, os.W_OK):
+                    raise OSError(None, "not writable", str(existing))
                 _find_compiler(build)
     return build
 
@@ -142,11 +145,9 @@ def unavailable_reason() -> BuildError | None:
 
 def status() -> str:
     """Describe the state of the kernel in words, without compiling anything."""
-    try:
-        build = find()
-    except BuildError as error:
+    if (error := unavailable_reason()) is not None:
         return f"not used: {error}"
-    if build.library.is_file():
+    if (build := describe()).library.is_file():
         return f"compiled for {build.capability}: {build.library}"
     return "not compiled yet: the first call that uses it will do it"
 
