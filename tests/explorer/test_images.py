@@ -121,6 +121,17 @@ def test_the_model_is_as_before_after_a_run(image_pair: Explorer) -> None:
     assert not any(attention._forward_pre_hooks for attention in model.attentions)
 
 
+def test_a_compiled_model_that_has_run_before(image_pair: Explorer) -> None:
+    model: Any = image_pair.sides["left"].model.model
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(IMAGES[:1])
+    asked = {"text": "Image 2", "lambdas": {"factor": 0}}
+    assert (
+        image_explorer(compiled, IMAGES, ["cat", "dog"], grid=GRID).run(asked)["next"] == image_pair.run(asked)["next"]
+    )
+
+
 def test_a_picture_is_the_image(image_pair: Explorer) -> None:
     _, _, data = image_pair.examples[2].picture.partition("base64,")
     pixels = torch.tensor(imread(io.BytesIO(base64.b64decode(data)), format="png"))

@@ -22,7 +22,7 @@ class ImageModel(ExploredModel):
     Args:
         model: any module that maps images (B, C, H, W) to logits (B, classes) by attention of this package, of one
             type and without mask, causality or context: a model from :func:`diff_transformer.convert.from_timm`, or one
-            of your own. It is set to ``eval()``.
+            of your own. It is set to ``eval()``. Of a compiled one the model inside runs.
         name: its name on the page.
         images: (B, C, H, W), of which a run takes one.
         grid: rows and columns of patches; timm's, or the largest square that the tokens hold, unless given. Other
@@ -36,11 +36,11 @@ class ImageModel(ExploredModel):
     is_causal = False
 
     def __init__(self, model: nn.Module, name: str, images: Tensor, grid: tuple[int, int] | None = None) -> None:
-        self.model, self.name, self.images = model.eval(), name, images
+        self.model, self.name, self.images = getattr(model, "_orig_mod", model).eval(), name, images  # not the compiled
         self._read_layers()
         if images.dim() != 4 or not len(images):
             raise ValueError(f"images must be (B, C, H, W) with B of 1 or more, got {tuple(images.shape)}.")
-        logits, maps = self._run(model, LEARNED, images[:1])
+        logits, maps = self._run(self.model, LEARNED, images[:1])
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             raise ValueError(f"{name} must return logits (B, classes), got {getattr(logits, 'shape', type(logits))}.")
         shapes = {tuple(states.shape[:2]) for states in maps.held}
