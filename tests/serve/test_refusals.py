@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from starlette.exceptions import HTTPException
 
 from diff_transformer.serve.requests import NEUTRAL, ChatRequest, CompletionRequest
 from running_server import client_of, new_served, running
@@ -82,6 +83,24 @@ def test_a_wrong_request(chat_url: str, changes: dict[str, Any], message: str) -
 
 def test_a_chat_without_a_template(sequential_url: str) -> None:
     refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content + 1 }}", 'refuses the messages: can only concatenate str (not "int") to str.'),
+        ({"rag": "a", "tool_use": "b"}, "multiple chat templates with no default specified"),
+        ("", "has no chat template"),
+    ],
+)
+def test_a_template_that_fails(template: Any, message: str) -> None:
+    served = new_served(chat=True)
+    served.tokenizer.chat_template = template
+    with pytest.raises(HTTPException) as refusal:
+        served.prepare(ChatRequest(**CHAT))
+    assert refusal.value.status_code == 400
+    assert message in refusal.value.detail
+    assert refusal.value.detail.endswith(".")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000, b"[1]", b'{"prompt": "\\ud800"}'])

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -83,13 +82,14 @@ class ServedModel:
         return list(self.tokenizer(text, **options)["input_ids"])
 
     def _conversation(self, request: ChatRequest) -> list[int]:
-        if self.tokenizer.chat_template is None:
+        if not self.tokenizer.chat_template:
             raise HTTPException(400, f"The model {self.name!r} has no chat template: send a prompt to /v1/completions.")
         messages = [message.model_dump() for message in request.messages]
         try:
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:
-            raise HTTPException(400, f"The chat template refuses the messages: {error}.") from None
+        except Exception as error:  # a template is a program of the checkpoint's
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise HTTPException(400, f"The chat template refuses the messages: {reason}.") from None
         return self._tokens_of(text, add_special_tokens=False)
 
     def _completion(self, request: TextRequest, prompt: list[int], **settings: Any) -> "Completion":
