@@ -716,6 +716,11 @@ def test_an_image_under_its_patches(watch: Watch, served: Serve, image_pair: Exp
         page.locator(f"[data-rollout={side}]").wait_for()  # that of the image before is hidden
         shares = page.locator(f"[data-rollout={side}] .token").evaluate_all("all => all.map(one => Number(one.title))")
         assert shares == [pytest.approx(share, abs=6e-4) for share in answer["heads"]["rollout"][4][2:]]
+    for key, row in {"ArrowDown": 6, "ArrowUp": 4, "Home": 0}.items():  # patches 3,1 and 2,1, and another token
+        page.locator(".flow").press(key)
+        settled(page, partial(lambda row: chosen_row(page) == row, row))
+    page.locator(".flow").press("ArrowDown")
+    settled(page, lambda: chosen_row(page) == 2)  # the first patch
     file = tmp_path / "images.html"
     file.write_text(recorded_page(image_pair), encoding="utf-8")
     saved = watch.open(file.as_uri())

@@ -18,7 +18,8 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
   }, [row]);
   const isAnswer = answer !== null && pinned >= answer.begin && pinned < answer.end;
   const move = (event) => {
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -pieces.length, End: pieces.length };
+    const down = !image ? 10 : row < image.others ? image.others - row : image.columns; // a row of patches
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -down, ArrowDown: down, Home: -pieces.length, End: pieces.length };
     const step = steps[event.key];
     if (event.key === "Escape" && pinned !== null) {
       onPin(pinned);
@@ -62,7 +63,7 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
           onClick=${() => onAnswer(isAnswer ? null : { query: pieces.length - 1, begin: pinned, end: pinned + 1 })}>${
           isAnswer ? "No longer the answer" : "Mark as the answer"}</button>`}
     </div>
-    <div class=${`flow ${between || image ? "spaced" : ""}`} role="listbox" tabindex="0" onFocus=${show} aria-label="Tokens of the text" ref=${list}
+    <div class=${`flow ${between || image ? "spaced" : ""}`} role="listbox" tabindex="0" onFocus=${show} aria-label=${image ? "Patches of the image" : "Tokens of the text"} ref=${list}
       aria-activedescendant=${id(`token-${row}`)} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
       onPointerLeave=${() => onHover(null)} onClick=${(event) => tokenOf(event) !== null && onPin(tokenOf(event))}>
       ${image ? html`${tokens.slice(0, image.others)}<${Patches} image=${image}>${tokens.slice(image.others)}<//>` : tokens}
