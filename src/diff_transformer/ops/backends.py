@@ -13,7 +13,6 @@ from diff_transformer.ops.cpu.cpu_backend import (
     available_to_auto,
     cpu_attention,
     cpu_log_sums,
-    decode_fast_path,
     reason_against_cpu_kernel,
 )
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
@@ -27,14 +26,12 @@ from diff_transformer.ops.triton.triton_backend import reason_against_triton, tr
 
 class Backend(NamedTuple):
     """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` if it ``fuses_norm``.
-    ``decode_fast_path`` takes the operator's arguments as they come, and returns None for a request that it does not
-    answer. ``log_sums(request)`` returns the output and the log-sums of all maps, (B, G, r + 1, N), if it has them; the
-    request then has a signal's weight, so that the kernels have a factor of each map for a gradient.
+    ``log_sums(request)`` returns the output and the log-sums of all maps, (B, G, r + 1, N), if it has them; the request
+    then has a signal's weight, so that the kernels have a factor of each map for a gradient.
     """
 
     attend: Callable[..., Tensor]
     fuses_norm: bool = False
-    decode_fast_path: Callable[..., Tensor | None] | None = None
     log_sums: Callable[[Request], tuple[Tensor, Tensor]] | None = None
 
 
@@ -43,7 +40,7 @@ _BACKENDS = {
     "blockwise": Backend(isolate_nonfinite(blockwise_attention)),
     "sdpa": Backend(isolate_nonfinite(sdpa_attention, drops_nan=True)),
     "flex": Backend(isolate_nonfinite(flex_attention_backend, drops_nan=True)),
-    "cpu": Backend(cpu_attention, fuses_norm=True, decode_fast_path=decode_fast_path, log_sums=cpu_log_sums),
+    "cpu": Backend(cpu_attention, fuses_norm=True, log_sums=cpu_log_sums),
     "triton": Backend(triton_attention, fuses_norm=True, log_sums=triton_log_sums),
     **{name: Backend(partial(flash_attention, name), fuses_norm=True) for name in ("fa2", "fa3")},
     "fa4": Backend(partial(flash_attention, "fa4"), fuses_norm=True, log_sums=fa4_log_sums),
@@ -110,12 +107,6 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
     return "blockwise"
-
-
-def fast_path_of(backend: str) -> Callable[..., Tensor | None] | None:
-    """Return the ``decode_fast_path``, if any, of the CPU's backend of this name."""
-    named = _BACKENDS.get("cpu" if backend == "auto" else backend)
-    return None if named is None else named.decode_fast_path
 
 
 def decode_rows(backend: str, request: Request, norm: Norm | None) -> Tensor | None:

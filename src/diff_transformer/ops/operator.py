@@ -19,7 +19,8 @@ from diff_transformer.ops.attention_request import (
     is_floating,
     segment_bounds_from,
 )
-from diff_transformer.ops.backends import Backend, decode_rows, fast_path_of, resolve
+from diff_transformer.ops.backends import Backend, decode_rows, resolve
+from diff_transformer.ops.cpu.cpu_backend import decode_fast_path
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.packed import packed_views, rows_are_words, unpacked
 from diff_transformer.ops.reference import log_sums, softmax_maps
@@ -156,10 +157,10 @@ def diff_attention(
         torch.Size([1, 4, 10, 32])
     """
     q = _joined(q)
-    fast_path = None if return_lse else fast_path_of(backend)
-    if fast_path is not None and cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
+    is_plain = cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0 and not return_lse
+    if is_plain and backend in ("auto", "cpu"):
         more = norm_weight, norm_eps, norm_scale, signal_weight
-        out = fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *more)
+        out = decode_fast_path(backend, q, k, v, lam, attn_mask, is_causal, scale, window, *more)
         if out is not None:
             return out
     if return_lse and signal_weight is None:
@@ -189,8 +190,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *, backend: s
     """
     if settings.get("cu_seqlens") is None and not settings.get("dropout_p") and not torch.is_grad_enabled():
         arguments = {name: settings.get(name, default) for name, default in _OF_DECODING.items()}
-        fast_path = fast_path_of(backend)
-        out = None if fast_path is None else fast_path(backend, q, k, v, lam, *arguments.values(), packed=True)
+        out = decode_fast_path(backend, q, k, v, lam, *arguments.values(), packed=True)
         if out is None and (backend == "triton" or q.is_cuda) and is_eager(q, k, v) and rows_are_words(q, k, v):
             of_norm = [arguments.pop(name) for name in ("norm_weight", "norm_eps", "norm_scale")]
             keys, values = packed_views(k, v, q.shape[-1])
