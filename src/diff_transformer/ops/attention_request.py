@@ -93,13 +93,8 @@ class Request(NamedTuple):
     def needs_gradient(self) -> bool:
         if torch.jit.is_tracing():  # torch traces again without gradients, and compares the graphs
             return True
-        return torch.is_grad_enabled() and (
-            self.q.requires_grad
-            or self.k.requires_grad
-            or self.v.requires_grad
-            or self.lam.requires_grad
-            or (self.signal_weight is not None and self.signal_weight.requires_grad)
-        )
+        inputs = (self.q, self.k, self.v, self.lam, self.signal_weight)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
     def ungrouped(self) -> "Request":
         """Return the same request with a noise map for each signal head: q (B, H, 2, N, d)."""
@@ -107,6 +102,12 @@ class Request(NamedTuple):
             return self
         signal, noise = self.q[:, :, :-1], self.q[:, :, -1:]
         return self._replace(q=torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2))
+
+    def difference(self, first: Tensor, second: Tensor) -> Tensor:
+        """Subtract λ times the second map, or its product with V, from the first, times its weight: (B, H, N, …)."""
+        if self.signal_weight is not None:
+            first = self.signal_weight.unsqueeze(-1) * first
+        return first - self.lam.unsqueeze(-1) * second
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
         """Return the keys that position leaves to each query, as :func:`key_ranges` does."""

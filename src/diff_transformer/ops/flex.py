@@ -75,7 +75,7 @@ def flex_attention_backend(request: Request) -> Tensor:
     A BlockMask is (B or 1, H or 1, N, S), and nothing else hides keys then.
     """
     request = request.ungrouped()
-    q, k, v, lam, attn_mask = request[:5]
+    q, k, v, _, attn_mask = request[:5]
     scale = request.scale
     score_mod = nonfinite = None
     if is_block_mask(attn_mask):
@@ -88,10 +88,8 @@ def flex_attention_backend(request: Request) -> Tensor:
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     attend = _attend_for(q, k, v, attn_mask, blocks, scale)
-    a1_v, a2_v = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
-    if request.signal_weight is not None:
-        a1_v = request.signal_weight.unsqueeze(-1) * a1_v
-    out = (a1_v - lam.unsqueeze(-1) * a2_v).to(q.dtype)
+    maps_v = [attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2)]
+    out = request.difference(*maps_v).to(q.dtype)
     if nonfinite is not None and blocks is not None:
         out = out.masked_fill(_sees_any(nonfinite, q, blocks).unsqueeze(-1), float("nan"))
     return out

@@ -270,9 +270,7 @@ def diff_attention_maps(
     a1, a2 = softmax_maps(request)
     if addend is not None:
         a1, a2 = a1 + addend, a2 + addend
-    weight = request.signal_weight
-    signal = a1 if weight is None else weight.unsqueeze(-1).to(a1.dtype) * a1
-    return a1, a2, signal - request.lam.unsqueeze(-1).to(a1.dtype) * a2
+    return a1, a2, request.difference(a1, a2)
 
 
 def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:

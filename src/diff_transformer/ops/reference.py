@@ -85,10 +85,7 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
     scores = _scores(request)  # (B, G, r + 1, N, S)
     sees_none = (scores == float("-inf")).all(-1, keepdim=True)  # such a row is 0, with gradient 0, instead of NaN
     maps = torch.softmax(scores.masked_fill(sees_none, 0.0), dim=-1).masked_fill(sees_none, 0.0)
-    if request.ratio == 1:
-        a1, a2 = maps.unbind(2)
-        return a1, a2
-    a1, a2 = maps[:, :, :-1], maps[:, :, -1:]
+    a1, a2 = maps.split((request.ratio, 1), dim=2)
     return a1.flatten(1, 2), a2.expand_as(a1).flatten(1, 2)
 
 
@@ -98,10 +95,8 @@ def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     if dropout_p:
         a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
     v = request.v.to(a1.dtype).repeat_interleave(request.heads_per_key, dim=1)
-    if request.signal_weight is not None:
-        a1 = request.signal_weight.unsqueeze(-1).to(a1.dtype) * a1
     with without_autocast(v.device.type):
-        out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
+        out = request.difference(a1, a2) @ v
     return out.to(request.q.dtype)
 
 

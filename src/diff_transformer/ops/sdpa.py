@@ -116,7 +116,7 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
 
 def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
     """Compute A1 V − λ A2 V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
-    q, k, v, lam = request[:4]
+    q, k, v = request[:3]
     ratio = request.ratio
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if gradient and dtype == torch.float16:
@@ -169,8 +169,7 @@ def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
             if q.device.type == "cpu":  # with AVX-512, torch's kernel makes a 0 of a query that is not a number
                 maps_v[-1] = maps_v[-1] + (queries.detach() * 0).sum(-1, keepdim=True)
     second = maps_v[1] if ratio == 1 else maps_v[1].repeat_interleave(ratio, dim=1)
-    first = maps_v[0] if request.signal_weight is None else request.signal_weight.unsqueeze(-1) * maps_v[0]
-    out = first - lam.unsqueeze(-1) * second
+    out = request.difference(maps_v[0], second)
     if fully_masked is not None:
         out = out.masked_fill(fully_masked, 0.0)
     return out.to(dtype)
