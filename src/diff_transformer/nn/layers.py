@@ -328,13 +328,10 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = residual_projection(intermediate_size, hidden_size)
+        self.act_fn: Callable[[Tensor], Tensor] = F.silu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activated(self.gate_proj(x)) * self.up_proj(x))
-
-    def activated(self, gate: Tensor) -> Tensor:
-        """Return the activation of W_gate x, (…, intermediate_size)."""
-        return F.silu(gate)
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class PolyNormGLU(SwiGLU):
@@ -348,9 +345,6 @@ class PolyNormGLU(SwiGLU):
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__(hidden_size, intermediate_size)
         self.act_fn = PolyNorm()
-
-    def activated(self, gate: Tensor) -> Tensor:
-        return self.act_fn(gate)
 
 
 # By the name of the activation.
