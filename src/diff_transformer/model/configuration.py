@@ -24,7 +24,7 @@ from diff_transformer.attention_types import (
     latent_sizes,
 )
 from diff_transformer.model import parallel_plan  # noqa: F401  # whoever reads a plan finds the style that it names
-from diff_transformer.nn.attention import check_heads, default_key_heads
+from diff_transformer.nn.attention import checked_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
@@ -372,16 +372,13 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"{of_type} needs num_noise_heads, the number of groups of num_attention_heads query heads, got None."
             )
-        groups = self.spec.noise_heads(self)
-        pairs = self.spec.pairs_heads
-        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups, pairs)
         if self.spec.latent:
             given = {name: getattr(self, name) for name in LATENT_SIZES}
             latents, self.head_dim = latent_sizes(self.hidden_size, self.num_attention_heads, self.head_dim, given)
             self.__dict__.update(latents)
-        sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
-        check_heads("DiffTransformerConfig", *sizes, pairs or self.spec.even_heads, groups)
-        self.num_key_value_heads = kv_heads
+        sizes = self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        pairs, groups = self.spec.pairs_heads or self.spec.even_heads, self.spec.noise_heads(self)
+        self.num_key_value_heads = checked_key_heads("DiffTransformerConfig", *sizes, pairs, groups)
         if (heads_of_layers := self.dex_heads) is not None:
             layers = self.num_hidden_layers
             if len(heads_of_layers) != layers or not all(isinstance(heads, list | tuple) for heads in heads_of_layers):

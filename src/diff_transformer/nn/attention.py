@@ -92,14 +92,14 @@ class Attention(nn.Module):
         if self.grouped is (num_noise_heads is None):
             allowed = "given" if self.grouped else "left out, as the heads of this type fall into no groups"
             raise ValueError(f"{owner}: num_noise_heads must be {allowed}, got {num_noise_heads}.")
-        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads, pairs)
-        check_heads(owner, hidden_size, num_attention_heads, kv_heads, head_dim, pairs, num_noise_heads)
+        sizes = hidden_size, num_attention_heads, num_key_value_heads, head_dim
+        kv_heads = checked_key_heads(owner, *sizes, pairs, num_noise_heads)
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         if not 0 <= dropout < 1:
-            raise ValueError(f"{type(self).__name__}: dropout must be at least 0 and below 1, got {dropout}.")
+            raise ValueError(f"{owner}: dropout must be at least 0 and below 1, got {dropout}.")
         if context_size is not None and context_size < 1:
-            raise ValueError(f"{type(self).__name__}: context_size must be 1 or more, got {context_size}.")
+            raise ValueError(f"{owner}: context_size must be 1 or more, got {context_size}.")
         if qk_norm and qk_clip:
             raise ValueError(f"{owner}: qk_norm and qk_clip exclude each other, got both.")
         self.layer_idx = layer - 1
@@ -372,13 +372,6 @@ class SoftmaxAttention(Attention):
         return self.transform_heads(heads.transpose(1, 2))
 
 
-def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None, pairs_kv_heads: bool) -> int:
-    """Return the key/value heads of the Transformer: those given, or A; with groups G, or 2G in pairs."""
-    if kv_heads is not None:
-        return kv_heads
-    return heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
-
-
 def normed_and_turned(x: Tensor, norm: nn.Module | None, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
     """Apply the layer's norm and rotary embedding (…, 1, d), if it has them, to queries or keys (…, heads, d)."""
     x = x if norm is None else norm(x)
@@ -393,16 +386,21 @@ def without_direction(x: Tensor, direction: Tensor) -> Tensor:
     return (wide - share * v).to(x.dtype)
 
 
-def check_heads(
+def checked_key_heads(
     owner: str,
     hidden_size: int,
     heads: int,
-    kv_heads: int,
+    kv_heads: int | None,
     head_dim: int | None,
     pairs_kv_heads: bool,
-    noise_heads: int | None = None,
-) -> None:
-    """Refuse sizes that do not fit each other, before any parameter is made; with ``noise_heads`` those of groups."""
+    noise_heads: int | None,
+) -> int:
+    """Return the key/value heads of the Transformer: those given, or A; with groups G, or 2G in pairs.
+
+    Sizes that do not fit each other are refused, before any parameter is made.
+    """
+    if kv_heads is None:
+        kv_heads = heads if noise_heads is None else noise_heads * (2 if pairs_kv_heads else 1)
     if noise_heads is not None:
         if noise_heads < 1 or heads < 2 * noise_heads or heads % noise_heads:
             raise ValueError(
@@ -432,3 +430,4 @@ def check_heads(
         )
     if head_dim is not None and head_dim < 1:
         raise ValueError(f"{owner}: head_dim must be 1 or more, got {head_dim}.")
+    return kv_heads
