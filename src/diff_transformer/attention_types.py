@@ -58,7 +58,7 @@ class AttentionType:
         grouped: whether r signal heads share the second map, so that the A query heads are r·G of the first map and G,
             ``num_noise_heads``, of the second.
         latent: whether keys and values are made of a latent, which alone is cached, as one head of keys.
-        even_heads: whether A and K must be even.
+        even_heads: whether A and K must be even although heads are not paired.
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
         lambda_per_token: whether λ is a projection W_λ of every token, one for each head; :meth:`has_token_lambda` also
             asks the configuration, if "token_lambda" is one of the settings.
@@ -227,7 +227,6 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
         settings=("lambda_init", "dual_lambda", *_NORM, *_OPTIONS),
         differential=True,
         pairs_heads=True,
-        even_heads=True,
         headwise_norm=True,
         lambda_modules=("lam",),
         float32_parameters=frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),

@@ -117,7 +117,7 @@ def test_the_extras_are_the_packages_own() -> None:
     for extra, packages in EXTRAS.items():
         required = [line for line in metadata.requires("diff-transformer") or [] if f"extra == '{extra}'" in line]
         names = {re.match(r"[\w.-]+", line)[0].lower() for line in required}  # type: ignore[index]
-        assert names == set(packages.values())
+        assert names == set(packages)
 
 
 PROGRAMS = {"diff-transformer": app, "diff-lab": lab_app}

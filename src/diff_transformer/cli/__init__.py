@@ -13,11 +13,11 @@ from typing import Any, TextIO
 from diff_transformer._version import CHECKOUT
 from diff_transformer.utils.cpu_count import limit_threads
 
-# Extra → the packages it brings: the name to import → the name to install.
+# Extra → the packages it brings, each imported by the name under which it is installed.
 EXTRAS = {
-    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
-    "explore": {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"},
-    "serve": {"jinja2": "jinja2", "pydantic": "pydantic", "starlette": "starlette", "uvicorn": "uvicorn"},
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "explore": ("starlette", "uvicorn", "anywidget"),
+    "serve": ("jinja2", "pydantic", "starlette", "uvicorn"),
 }
 
 
@@ -35,7 +35,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 
 def _advice(name: str, extra: str) -> str:
-    return f'This command needs {EXTRAS[extra][name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
+    return f'This command needs {name}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
 
 
 # transformers imports torchao wherever it is installed, and torchao would begin every command with its warnings. Not in

@@ -21,7 +21,7 @@ def info() -> None:
     rows["diff-transformer-lab"] = installed_version("diff-transformer-lab", f"not installed: {INSTALL_LAB} does")
     for extra, packages in EXTRAS.items():
         missing = f'not installed: pip install ".[{extra}]" {CHECKOUT}'
-        rows |= {package: installed_version(package, missing) for package in packages.values()}
+        rows |= {package: installed_version(package, missing) for package in packages}
     # Each device is asked for the dtype that training uses on it.
     for device, dtype in {"cpu": torch.float32, "cuda": torch.bfloat16}.items():
         if device == "cuda" and not torch.cuda.is_available():

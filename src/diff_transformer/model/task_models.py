@@ -1,6 +1,6 @@
 """Defines the models with other heads than that of the next token: masked tokens, classes, answers and texts."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from diff_transformer.model.modeling import (
 )
 
 Pooling = Literal["mean", "first", "last"]
-_POOLINGS = ("mean", "first", "last")
 
 
 def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling: Pooling = "mean") -> Tensor:
@@ -44,8 +43,8 @@ def pooled(hidden_states: Tensor, attention_mask: Tensor | None = None, pooling:
         >>> pooled(torch.tensor([[[1.0], [3.0], [9.0]]]), attention_mask=torch.tensor([[1, 1, 0]]))
         tensor([[2.]])
     """
-    if pooling not in _POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(map(repr, _POOLINGS))}, got {pooling!r}.")
+    if pooling not in (known := get_args(Pooling)):
+        raise ValueError(f"pooling must be one of {', '.join(map(repr, known))}, got {pooling!r}.")
     batch, n, _ = hidden_states.shape
     if attention_mask is None:
         attention_mask = torch.ones(batch, n, dtype=torch.bool, device=hidden_states.device)
