@@ -97,7 +97,7 @@ class _Problem:
         if q.device.type != "cpu":
             visible = key_ranges(n, s, is_causal, window, None, torch.device("cpu"))
         begins, ends = (keys.tolist() for keys in visible)
-        self.blocks = []
+        self.blocks = []  # in which anything is seen
         for start in range(0, n, rows):
             stop = min(n, start + rows)
             low, high = min(begins[start:stop]), max(ends[start:stop])
@@ -141,20 +141,12 @@ class _Problem:
             mask = None if attn_mask is None else self.cut(attn_mask, slices)
             yield _Part(slices, shape, queries, keys, values, lambdas, signals, mask)
 
-    def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
-        """Yield each block in which anything is seen, with its P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys).
-
-        They lie in buffers 0 and 1.
-        """
-        for block in self.blocks:
-            mask = part.mask
-            if mask is not None:
-                mask = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
-                mask = mask if mask.shape[-1] == 1 else mask[..., block.low : block.high]
-            yield block, self.maps(part, block, mask)
-
-    def maps(self, part: _Part, block: _Block, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Compute P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
+    def maps(self, part: _Part, block: _Block) -> tuple[Tensor, Tensor]:
+        """Compute P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys) of a block, in buffers 0 and 1."""
+        mask = part.mask
+        if mask is not None:
+            mask = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
+            mask = mask if mask.shape[-1] == 1 else mask[..., block.low : block.high]
         if mask is not None and mask.dtype == torch.bool:
             upper_bound = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
         limits = self.limits[block.start] if self.limits else self.limits_of(block)
@@ -210,7 +202,8 @@ def blockwise_forward(*inputs: Any) -> Tensor:
         problem = _Problem(3, request)
         for part in problem.parts():
             part_out = problem.cut(out, part.slices)
-            for block, (a1, a2) in problem.steps(part):
+            for block in problem.blocks:
+                a1, a2 = problem.maps(part, block)
                 lambdas = _by_group(_rows(part.lam, block), request.ratio, block)
                 if part.signal is not None:
                     a1.mul_(_rows(part.signal, block))
@@ -247,7 +240,8 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
                 problem.cut(x, part.slices) for x in (grad_q, grad_lam, grad_signal)
             )
             key_sums, value_sum = [torch.zeros_like(x) for x in part.keys], torch.zeros_like(part.values)
-            for block, maps in problem.steps(part):
+            for block in problem.blocks:
+                maps = problem.maps(part, block)
                 rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
                 lambdas, grad_block = _rows(part.lam, block), _rows(part_grad, block)
                 shape = maps[0].shape
