@@ -107,9 +107,7 @@ def phi4flash_attention(source: str | Path, layer: int) -> Phi4FlashAttention:
         state[f"q_proj.{part}"] = weights.read(f"{own}Wqkv.{part}")[:queries].clone()
         kept = weights.read(f"{owner}Wqkv.{part}")[queries:]
         state[f"k_proj.{part}"], state[f"v_proj.{part}"] = (half.clone() for half in kept.split(keys))
-    for name in ("lam.q1", "lam.k1", "lam.q2", "lam.k2"):
-        state[name] = state[name].to(torch.promote_types(state[name].dtype, torch.float32))
-    module.load_state_dict(state, assign=True)
+    module.load_state_dict(state, assign=True)  # λ keeps float32 at least
     # config.json has one number for the first half of the layers, or a list.
     window = raw.get("sliding_window") if layer < layers // 2 else None
     window = window[layer] if isinstance(window, list) else window

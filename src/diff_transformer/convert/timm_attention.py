@@ -99,7 +99,7 @@ def _attention(theirs: Any, layer: int) -> DiffAttention:
 
 
 def _converted(make: Any, theirs: nn.Module, name: str, layer: int) -> nn.Module:
-    """Return our module with the weights of timm's; λ in float32 at least."""
+    """Return our module with the weights of timm's; λ keeps float32 at least."""
     with torch.device("meta"):
         ours: nn.Module = make(theirs, layer)
     table, weights = TABLES[type(ours)], dict(theirs.named_parameters())
@@ -111,8 +111,7 @@ def _converted(make: Any, theirs: nn.Module, name: str, layer: int) -> nn.Module
         axis = int(key == _COLUMNS)
         sizes = [ours.get_parameter(part).shape[axis] for part in parts]
         for part, weight in zip(parts, weights[key].detach().split(sizes, axis), strict=True):
-            wide = torch.promote_types(weight.dtype, torch.float32) if key.startswith("lambda_") else weight.dtype
-            state[part] = weight.to(wide, copy=True)
+            state[part] = weight.clone()
             ours.get_parameter(part).requires_grad_(weights[key].requires_grad)  # which loading keeps
     ours.load_state_dict(state, assign=True)
     return ours.train(theirs.training)
