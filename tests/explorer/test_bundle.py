@@ -55,7 +55,7 @@ def test_data_cannot_leave_their_place_in_the_page() -> None:
     page = page_html({"text": "</script><script>alert(1)</script>"}, title="<b>&", may_ask=False)
     assert "alert(1)" in page
     assert "<script>alert" not in page
-    assert "<title>&lt;b>&amp;</title>" in page
+    assert "<title>&lt;b&gt;&amp;</title>" in page
     assert "connect-src 'none'" in page
     assert "default-src 'none'" in page
     assert "connect-src 'self'" in page_html({}, title="", may_ask=True)

@@ -5,6 +5,7 @@ docs/explorer.md says what a recorded page, which has no server, holds and what 
 
 import base64
 import hashlib
+import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,13 +37,13 @@ def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
     script = (BUNDLE / "explorer.js").read_text(encoding="utf-8")
     style = (BUNDLE / "explorer.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    asked = "'self'" if may_ask else "'none'"
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {chr(39)}{'self' if may_ask else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+        f"connect-src {asked}; base-uri 'none'; form-action 'none'"
     )
     # No text of the data can end its element, as none of its characters is a "<".
     embedded = json.dumps(data, allow_nan=False, ensure_ascii=True).replace("<", "\\u003c")
-    safe_title = title.replace("&", "&amp;").replace("<", "&lt;")
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -51,7 +52,7 @@ def page_html(data: Mapping[str, Any], *, title: str, may_ask: bool) -> str:
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
-<title>{safe_title}</title>
+<title>{html.escape(title)}</title>
 <style>{style}</style>
 <div id="explorer"></div>
 <script type="application/json" id="explorer-data">{embedded}</script>

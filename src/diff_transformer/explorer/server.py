@@ -122,8 +122,8 @@ class ExplorerServer:
         self._socket.listen()
         self.port: int = bound.getsockname()[1]
         self.address = f"{root_url(host, bound)}{_path(token, next(iter(explorers)))}"
-        # Whoever listens to others has told them a name or an address of this machine that is not known here.
         self._thread = ThreadPoolExecutor(1, "explorer")
+        # Whoever listens to others has told them a name or an address of this machine that is not known here.
         app = make_app(explorers, token, self._thread, _LOOPBACK if host in _LOOPBACK else None)
         settings: dict[str, Any] = {"access_log": False, "lifespan": "off", "timeout_graceful_shutdown": 1}
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", headers=_HEADERS, **settings))
