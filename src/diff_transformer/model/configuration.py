@@ -323,8 +323,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def validate_rope(self) -> None:
         """Check the rotary embedding's settings as transformers does, by the width of what it turns."""
-        of_turned = object.__new__(DiffTransformerConfig)  # of a view as well, whose head_dim is a property
-        of_turned.__dict__.update(self.__dict__)
+        of_turned = copy(viewed_config(self))  # a view's head_dim is a property
         of_turned.head_dim = self.qk_rope_head_dim if self.spec.latent else self.head_dim
         super(DiffTransformerConfig, of_turned).validate_rope()
 
