@@ -1,4 +1,4 @@
-"""Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
+"""Finds and loads the model and tokenizer in a folder that the user names, or says why it cannot."""
 
 import os
 from codecs import BOM_UTF8
