@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from diff_transformer._version import INSTALL, __version__
-from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, shard_bytes
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.utils.files import atomic_directory
@@ -323,7 +322,7 @@ def plain_card(exported: Exported) -> str:
 
 # {exported.name}
 
-A {kind} {ATTENTION_TYPES[config.attention_type].summary}
+A {kind} {config.spec.summary}
 
 ## Load it
 

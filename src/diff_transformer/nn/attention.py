@@ -107,9 +107,8 @@ class Attention(nn.Module):
         self.head_norm: nn.Module | None = None
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
-        context_size = context_size or hidden_size
         # The sizes are the layer's own: what stands in the place of a projection need not know any.
-        self.hidden_size, self.context_size = hidden_size, context_size
+        self.hidden_size, self.context_size = hidden_size, context_size or hidden_size
         self.cached_heads = kv_heads // 2 if pairs else kv_heads
         self.value_width = 2 * self.head_dim if pairs else self.head_dim  # of a value, and of a head that W_O reads
         self.cache_width, self.rotary_width = self.value_width, self.head_dim  # of a cached key, and of rotary tables
