@@ -112,7 +112,7 @@ def test_no_files_import_each_other_in_a_circle(imports_by_module: dict[str, set
 
 
 # Files and lines of Python at most. A bound rises where somebody decides that what is new is worth it.
-BOUNDS = {"diff_transformer": (87, 15_600), "diff_lab": (85, 15_150)}
+BOUNDS = {"diff_transformer": (87, 15_560), "diff_lab": (85, 15_150)}
 
 
 @pytest.mark.parametrize("house", BOUNDS)
