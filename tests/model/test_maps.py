@@ -1,6 +1,7 @@
 """Attention maps: output_attentions and attention_maps."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from sharp_layers import by_oracle
 from tiny_model import PAIRED, has_lambda_vectors, make, tokens
 
 HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "diff_v3": 8, "diff_v2_grouped": 6, "gdla": 6, "softmax": 8}
@@ -29,36 +31,18 @@ def maps_by_oracle(
     model: DiffTransformerForCausalLM, layer: int, tokens: Tensor, mask: Tensor | None = None
 ) -> oracle.Forward:
     """The maps of a layer, from its weights and what its attention receives."""
-    attention = model.model.layers[layer].self_attn
-    x, d, kind = layer_input(model, layer, tokens, mask).numpy(), attention.head_dim, model.config.attention_type
-    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
-    if kind == "gdla":
-        weights = {name: weight.detach().numpy() for name, weight in attention.named_parameters()}
-        options |= {"positions": range(x.shape[1]), "is_causal": True}
-        return oracle.latent_attention(x, weights, ratio=attention.ratio, dv=4, **options)
-    wq, wk = (module.weight.detach().numpy() for module in (attention.q_proj, attention.k_proj))
+    found, attend = list[oracle.Forward](), oracle.attention
 
-    def heads(w: Any) -> Any:
-        y = (x @ w.T).reshape(*x.shape[:2], -1, d)
-        return oracle.rotary(y.swapaxes(1, 2), range(x.shape[1]))
+    def noted(*tensors: Any, **options: Any) -> oracle.Forward:
+        found.append(attend(*tensors, **options))
+        return found[-1]
 
-    q, k = heads(wq), heads(wk)
-    if model.config.has_token_lambda:
-        lam: Any = 1 / (1 + torch.exp(-torch.from_numpy(x) @ attention.lambda_proj.weight.detach().T))
-        lam = lam.numpy().swapaxes(1, 2)
-    elif kind in PAIRED:
-        vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
-        lam = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
-    if kind == "diff_v3":
-        options["signal_weight"], lam = lam[:, ::2], lam[:, 1::2]
-    if kind in PAIRED:
-        q, k = (y.reshape(y.shape[0], -1, n, *y.shape[2:]) for y, n in ((q, attention.ratio + 1), (k, 2)))
-    elif kind != "softmax":
-        q, k = q.reshape(q.shape[0], -1, attention.ratio + 1, *q.shape[2:]), k[:, :, None]
-    else:
-        lam, q, k = 0.0, q[:, :, None].repeat(2, 2), k[:, :, None]
-    v = x[:, None, :, :1].repeat(k.shape[1], 1)  # the maps do not depend on it
-    return oracle.attention(q, k, v, lam, is_causal=True, **options)
+    options: dict[str, Any] = {"attn_mask": None if mask is None else mask.bool()[:, None, None]}
+    options |= {"layer": layer + 1} if model.config.attention_type in PAIRED else {}
+    x, attention = layer_input(model, layer, tokens, mask), model.model.layers[layer].self_attn
+    with mock.patch.object(oracle, "attention", noted):
+        by_oracle(attention, x, positions=range(x.shape[1]), is_causal=True, **options)
+    return found[0]
 
 
 # transformers' rotary tables are float32, and so is its eager softmax.

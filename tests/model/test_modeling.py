@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM
+from sharp_layers import by_oracle as layer_by_oracle
 from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, make, tokens
 from tiny_model import check_rounding as check
 
@@ -27,47 +28,22 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
     """Logits from the model's weights and the oracle's layers alone."""
     weights = {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    config, positions = model.config, range(tokens.shape[1])
-    hidden = weights["model.embed_tokens.weight"][tokens.numpy()]
-    options: dict[str, Any] = {"positions": positions, "is_causal": True}
-    if mask is not None:
-        options["attn_mask"] = mask.bool().numpy()[:, None, None, :]
+    config, hidden = model.config, weights["model.embed_tokens.weight"][tokens.numpy()]
+    options: dict[str, Any] = {"positions": range(tokens.shape[1]), "is_causal": True}
+    options |= {"eps": config.norm_eps_in_attention, "attn_mask": None if mask is None else mask.bool()[:, None, None]}
+    if config.spec.pairs_heads:
+        options["init"] = None if config.lambda_init == "schedule" else config.lambda_init
     for i in range(config.num_hidden_layers):
         part = {
             name.removeprefix(f"model.layers.{i}."): value
             for name, value in weights.items()
             if name.startswith(f"model.layers.{i}.")
         }
-        projections = [part[f"self_attn.{name}_proj.weight"] for name in "qkvo"]
+        if config.spec.pairs_heads:
+            options["layer"] = i + 1
 
-        def attend(x: Any, part: Any = part, projections: Any = projections, layer: int = i + 1) -> Any:
-            heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-            norm = {"norm_weight": part.get("self_attn.head_norm.weight"), "eps": config.norm_eps_in_attention}
-            if config.attention_type == "softmax":
-                return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
-            of_lambda, ratio = part.get("self_attn.lambda_proj.weight"), model.model.layers[layer - 1].self_attn.ratio
-            if config.spec.latent:
-                own = {name.removeprefix("self_attn."): weight for name, weight in part.items()}
-                sizes = {"ratio": ratio, "dv": config.v_head_dim, "eps": config.norm_eps_in_attention}
-                return oracle.latent_layer(x, own, **sizes, **options)
-            if not config.spec.pairs_heads:
-                sizes = {"w_lambda": of_lambda, "heads": config.spec.heads(config), "key_heads": key_heads}
-                return oracle.diff_v2_layer(x, *projections, **sizes, ratio=ratio, **norm, **options)
-            if of_lambda is None:
-                of_lambda = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
-            init = None if config.lambda_init == "schedule" else config.lambda_init
-            return oracle.diff_layer(
-                x,
-                *projections,
-                of_lambda,
-                layer=layer,
-                heads=heads // (ratio + 1) * ratio,
-                key_heads=key_heads // 2,
-                ratio=ratio,
-                init=init,
-                **norm,
-                **options,
-            )
+        def attend(x: Any, layer: int = i) -> Any:
+            return layer_by_oracle(model.model.layers[layer].self_attn, torch.from_numpy(x), **options)
 
         mlp = [part[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
         norms = [part["input_layernorm.weight"], part["post_attention_layernorm.weight"]]
