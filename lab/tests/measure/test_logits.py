@@ -31,7 +31,6 @@ from diff_lab.measure.attention_logits import (
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.standard import first_tokens, language_loss
 from diff_lab.record import Result
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import DifferentialAttention
 from tiny_model import KINDS, SIZES, check_rounding
 
@@ -240,7 +239,7 @@ def test_four_bits_against_the_formula(granularity: Any) -> None:
 def test_a_model_of_the_retrieval_task_is_measured(name: str) -> None:
     """With the defaults, of fewer sequences than they ask for."""
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
+    model = any_model("diff", **{**SIZES, "vocab_size": batches.vocab_size})
     records = records_of(name, model, batches, **({"sequences": 8} if name == "quantised" else {}))
     assert {record.variant for record in records.values()} == {"ours"}
     if name == "quantised":
@@ -258,8 +257,7 @@ def test_records_of_text(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     cache = prepare(written(text, tmp_path), tokenizer)
     batches = TextBatches(cache, tokenizer, length=16, batch_size=3, validation_fraction=0.5)
-    config = DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
-    model = DiffTransformerForCausalLM(config).eval()
+    model = any_model("diff", **{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
     records = records_of("quantised", model, batches)
     unquantised, loss = records["quantised/loss", "whole"], language_loss(model, batches)
     assert unquantised.n == loss.targets

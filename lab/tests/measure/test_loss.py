@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from any_model import any_model
 from corpora import written
 from diff_lab.data import ManyShotBatches, TextBatches, byte_tokenizer, prepare
 from diff_lab.data.batches import IGNORED
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.standard import Standard, language_loss, validation_callback
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM
 
 TEXT = ["héllo world, this is one document. " * 9, "and this is another one, a little longer. " * 12]
 TEXT += [f"document {number} is short" for number in range(12)]
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"initializer_range": 0.5}
 
 
 @pytest.fixture
@@ -26,10 +29,7 @@ def batches(tmp_path: Path) -> TextBatches:
 
 @pytest.fixture
 def model(batches: TextBatches) -> DiffTransformerForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = DiffTransformerConfig(vocab_size=batches.vocab_size, initializer_range=0.5, **sizes)
-    return DiffTransformerForCausalLM(config).eval()
+    return any_model("diff", vocab_size=batches.vocab_size, **SIZES)
 
 
 def test_loss_is_the_negative_log_likelihood_of_every_target(
@@ -67,10 +67,7 @@ def test_records_and_callback_agree(model: DiffTransformerForCausalLM, batches: 
 def test_data_without_a_measurement_of_its_own_has_the_accuracy_of_its_labels() -> None:
     """As it is written: of every label the likeliest token before it, the masked ones left out."""
     batches = ManyShotBatches(4, classes=2, labels=2, words=4, validation_sequences=6)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = DiffTransformerConfig(vocab_size=batches.vocab_size, initializer_range=0.5, **sizes)
-    model = DiffTransformerForCausalLM(config).eval()
+    model = any_model("diff", vocab_size=batches.vocab_size, **SIZES)
     right = []
     for batch in batches.validation_batches():
         for tokens, labels in zip(batch["input_ids"], batch["labels"], strict=True):
@@ -83,7 +80,6 @@ def test_data_without_a_measurement_of_its_own_has_the_accuracy_of_its_labels() 
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(batches: TextBatches) -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = DiffTransformerForCausalLM(DiffTransformerConfig(vocab_size=10, **sizes)).eval()
+    model = any_model("diff", vocab_size=10, **SIZES)
     with pytest.raises(ValueError, match=r"vocabulary of 257 tokens, the model only 10\.$"):
         Standard().run(EvalInput(model=model, variant="diff", batches=batches))

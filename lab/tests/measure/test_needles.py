@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from any_model import any_model
 from diff_lab.data import RetrievalBatches, TextBatches, byte_tokenizer, train_bpe
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.needles import (
@@ -22,7 +22,7 @@ from diff_lab.measure.needles import (
     question,
 )
 from diff_lab.train import load_recipe
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
+from diff_transformer.model import attention_maps
 from writing_model import WritingModel
 
 PROSE = " ".join(f'This is sentence number {n}; it says nothing of note. "Is it?" Not so!' for n in range(400))
@@ -174,7 +174,7 @@ def test_listing_all_numbers_does_not_fit_into_an_answer() -> None:
 
 
 def test_a_document_that_is_too_long() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "max_position_embeddings": 300}))
+    model = any_model("llama", **{**SIZES, "max_position_embeddings": 300})
     with pytest.raises(ValueError, match="tokens and the model 300 positions"):
         needle_answers(model, TOKENIZER, TASK.sample(2, seed=0))
 
@@ -182,9 +182,7 @@ def test_a_document_that_is_too_long() -> None:
 @torch.no_grad()
 def test_attention_to_the_numbers() -> None:
     """Of every query by itself, on the maps that the model gives: the question is no noise, nor the asked needle."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, "initializer_range": 0.3}
-    model, documents = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval(), TASK.sample(2, seed=0)
+    model, documents = any_model("diff", **SIZES, initializer_range=0.3), TASK.sample(2, seed=0)
     mass = document_attention(model, documents)
     for row, document in enumerate(documents):
         maps = torch.stack([layer.difference for layer in attention_maps(model, torch.tensor([document.tokens]))])
@@ -216,12 +214,7 @@ def test_levels_without_retrieval() -> None:
 
 @pytest.mark.parametrize("kind", ["diff", "llama"])
 def test_the_measures_run_on_a_text(kind: str) -> None:
-    torch.manual_seed(0)
-    ends = {"pad_token_id": 256, "eos_token_id": 256}
-    if kind == "diff":
-        model: Any = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, **ends)).eval()
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, **ends)).eval()
+    model = any_model(kind, **SIZES, pad_token_id=256, eos_token_id=256)
     options = {"needles": 2, "queried": 1, "length": 420, "samples": 1}
     measured = EvalInput(model=model, variant="it", batches=Blocks(), tokenizer=TOKENIZER, seed=4)
     records = MeasurementRequest(name="needles", options=options).run(measured)

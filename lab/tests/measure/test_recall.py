@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from any_model import any_model
 from diff_lab.coordinates import Coordinates
 from diff_lab.data import RecallBatches, RetrievalBatches
 from diff_lab.measure.measurement import EvalInput
@@ -13,16 +14,14 @@ from diff_lab.measure.retrieval import Noise, answer_attention, retrieval_answer
 from diff_lab.train import load_recipe
 from diff_transformer.explorer import LambdaSettings
 from diff_transformer.explorer.explored_model import replaced_lambdas
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
+from diff_transformer.model import attention_maps
 
 TASK = RecallBatches(8, questions=4, tokens=8)
 
 
-def model_of(kind: str, **settings: Any) -> Any:
-    torch.manual_seed(0)
+def model_of(kind: str) -> Any:
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = DiffTransformerConfig(attention_type=kind, vocab_size=16, initializer_range=0.5, **sizes, **settings)
-    return DiffTransformerForCausalLM(config).eval()
+    return any_model(kind, vocab_size=16, initializer_range=0.5, **sizes)
 
 
 @pytest.mark.parametrize("pairs", [2, 12, 40])

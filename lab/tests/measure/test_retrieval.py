@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from any_model import any_model
 from diff_lab.data import RetrievalBatches
 from diff_lab.measure.answers import ratio_samples
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.measure.retrieval import ATTENTION, attention_mass, retrieval_answers, retrieval_records
 from diff_lab.measure.standard import validation_callback
 from diff_lab.statistics import bootstrap_interval, mean_interval
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
+from diff_transformer.model import attention_maps
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)
 
@@ -45,17 +46,15 @@ def test_each_query_is_judged_at_its_own_place() -> None:
     assert (~right).nonzero().tolist() == [[2, 1]]
 
 
-def a_model(batches: RetrievalBatches, **settings: Any) -> DiffTransformerForCausalLM:
-    torch.manual_seed(2)
+def a_model() -> Any:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = DiffTransformerConfig(vocab_size=batches.vocab_size, initializer_range=0.5, **sizes, **settings)
-    return DiffTransformerForCausalLM(config).eval()
+    return any_model("diff", 2, vocab_size=TASK.vocab_size, initializer_range=0.5, **sizes)
 
 
 @torch.no_grad()
 def test_attention_mass_by_both_definitions() -> None:
     """Of every query by itself, on the maps that the model gives: noise is all of the context but the asked needle."""
-    sample, model = TASK.sample(5, 0), a_model(TASK)
+    sample, model = TASK.sample(5, 0), a_model()
     mass = attention_mass(model, sample, TASK.context_length, batch_size=3)
     maps = torch.stack([layer.difference for layer in attention_maps(model, sample.input_ids)])
     for row, (queries, answers) in enumerate(zip(sample.query_positions, sample.answer_spans, strict=True)):
@@ -73,7 +72,7 @@ def test_attention_mass_by_both_definitions() -> None:
 
 
 def test_records_of_a_real_model() -> None:
-    model = a_model(TASK)
+    model = a_model()
     records = retrieval_records(EvalInput(model=model, variant="diff", seed=3), TASK, 20)
     by_name: dict[str, list[Any]] = {}
     for record in records:
