@@ -35,6 +35,7 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import diff_attention
+from diff_transformer.ops.attention_request import segment_bounds_from
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
 from diff_transformer.ops.reference import PLAIN_ERRORS, ROUNDINGS
 from diff_transformer.ops.triton.triton_backend import interpreted
@@ -150,6 +151,18 @@ def forward(problem: Problem, backend: str, **more: Any) -> Tensor:
     with torch.no_grad():
         arguments = problem.q, problem.k, problem.v, problem.lam
         return diff_attention(*arguments, **{**problem.options, **more}, backend=backend)
+
+
+def operator_arguments(case: Case) -> tuple[Any, ...]:
+    """(q, k, v, lam, attn_mask, is_causal, scale, window, documents) as registered operators take them."""
+    problem = build(case)
+    assert isinstance(problem.lam, Tensor)
+    lam = problem.lam.expand(case.batch, case.heads, case.queries)
+    mask = problem.options.get("attn_mask")
+    mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
+    ends = problem.options.get("cu_seqlens")
+    documents = None if ends is None else segment_bounds_from(ends, case.keys)
+    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, documents
 
 
 MASKS = (

@@ -154,3 +154,20 @@ def check_rounding(answer: Tensor, expected: Tensor, least: float = 0.0, dtype: 
     limit = eps * ROUNDINGS * max(least, expected.abs().max().item())
     error = (answer.double() - expected.double()).abs().max().item()
     assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"
+
+
+def answers(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """A loss, and the gradient of every parameter that has one."""
+    model.zero_grad()
+    loss.backward()
+    gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def check_answers(computed: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    """Fails if any of :func:`answers` is off by more than rounding explains, or nothing is expected of it."""
+    assert computed.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value.any(), name
+        least = max(1.0, 4 * value.abs().max().item())  # the terms of a gradient's sums may cancel
+        check_rounding(computed[name], value.to(computed[name].dtype), least=least, dtype=dtype)

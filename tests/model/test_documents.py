@@ -6,7 +6,6 @@ The truth is one document after the other through the reference, in float64.
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from diff_lab.data.batches import flattened
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import attends_by_document, modeling
 from diff_transformer.model.interface_attention import attend_by_document
-from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, make
+from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, answers, check_answers, make
 from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -51,21 +50,6 @@ def exact(model: DiffTransformerForCausalLM, row: Tensor, lengths: list[int]) ->
         logits = model(document, use_cache=False).logits[0, :-1]
         loss = loss + F.cross_entropy(logits.double(), document[0, 1:], reduction="sum")
     return answers(model, loss / (row.shape[1] - len(lengths)))
-
-
-def answers(model: DiffTransformerForCausalLM, loss: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {"loss": loss.detach()} | {name: value.grad.clone() for name, value in model.named_parameters()}
-
-
-def agree(
-    check: Callable[..., None], computed: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype
-) -> None:
-    assert computed.keys() == truth.keys()
-    for name, value in truth.items():
-        assert value.any(), name
-        check(computed[name], value.to(computed[name].dtype), least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
 
 
 @pytest.fixture
@@ -100,10 +84,10 @@ def test_loss_and_gradients_are_those_of_the_documents_alone(
     assert ran == ({"blockwise": 2} if kind in DIFFERENTIAL else {"torch": 2 * len(LENGTHS)})
     # torch's attention has no window: of each document there is a mask, and never one of the row.
     assert all(kind not in DIFFERENTIAL and mask.shape[-1] <= max(LENGTHS) for mask in masks_made)
-    agree(check, computed, truth, torch.float32)  # the loss upcasts to float32
+    check_answers(computed, truth, torch.float32)  # the loss upcasts to float32
     rows = answers(model, model(**batch, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
     assert masks_made
-    agree(check, rows, computed, torch.float32)
+    check_answers(rows, computed, torch.float32)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", *flash_stand_in.NAMES])
@@ -121,7 +105,7 @@ def test_other_implementations_read_them_as_in_transformers(
     for inputs in (row, {name: value for name, value in row.items() if name != "position_ids"}):
         masks_made.clear()
         flash.clear()
-        agree(check, answers(model, model(**inputs, use_cache=False).loss), truth, torch.float32)
+        check_answers(answers(model, model(**inputs, use_cache=False).loss), truth, torch.float32)
         if implementation in flash_stand_in.NAMES:
             assert flash == ["flash_attn_varlen_func"] * 2
         else:

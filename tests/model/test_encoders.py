@@ -4,7 +4,6 @@ The truth is a causal model with the same weights and a mask (B, 1, N, N) that s
 """
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,12 @@ from diff_transformer import (
     text_embeddings,
 )
 from diff_transformer.model import language_model_class, pooled
-from tiny_model import COMPUTES_IN, SIZES, make, sizes_for, tokens
+from tiny_model import COMPUTES_IN, SIZES, answers, check_answers, make, sizes_for, tokens
 from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa", "sdpa", "eager")
-Gradients = dict[str, Tensor]
 
 
 def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
@@ -58,19 +56,6 @@ def unmasked(model: DiffTransformerForCausalLM, tokens: Tensor) -> Tensor:
     return model(tokens, attention_mask=everything, use_cache=False).logits
 
 
-def gradients(model: torch.nn.Module, loss: Tensor) -> Gradients:
-    model.zero_grad()
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def check_gradients(check: Callable[..., None], answer: Gradients, truth: Gradients, dtype: Any) -> None:
-    assert answer.keys() == truth.keys()
-    for name, value in truth.items():
-        assert value.any(), name
-        check(answer[name], value, least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_sees_everything(kind: str, implementation: str, ran: Counter[str]) -> None:
     """Logits and every gradient, in float64, with one call of attention in each layer."""
@@ -83,9 +68,8 @@ def test_sees_everything(kind: str, implementation: str, ran: Counter[str]) -> N
         assert ran == {"torch": SIZES["num_hidden_layers"]}
     check(logits, expected, dtype=COMPUTES_IN.get(implementation))
     direction = torch.randn_like(expected)
-    answers = gradients(model, (logits * direction).sum())
-    expected_gradients = gradients(truth, (expected * direction).sum())
-    check_gradients(check, answers, expected_gradients, COMPUTES_IN.get(implementation))
+    computed = answers(model, (logits * direction).sum())
+    check_answers(computed, answers(truth, (expected * direction).sum()), COMPUTES_IN.get(implementation))
     causal = truth(inputs).logits
     assert (causal[:, :-1] - expected[:, :-1]).abs().max() > 0.1, "the mask does not matter in this test"
 
@@ -122,13 +106,13 @@ def test_documents_of_a_row_do_not_see_each_other(kind: str, implementation: str
     ]
     expected = torch.cat(alone)
     direction = torch.randn_like(expected)
-    truth = gradients(model, (expected * direction).sum())
+    truth = answers(model, (expected * direction).sum())
     row = flattened({"input_ids": inputs, "labels": inputs, "position_ids": positions})
     del row["labels"]
     for packed in ({"input_ids": inputs, "position_ids": positions}, row):
         logits = model(**packed).logits.view_as(expected)
         check(logits, expected, dtype=torch.float32)
-        check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
+        check_answers(answers(model, (logits * direction).sum()), truth, torch.float32)
 
 
 def test_the_loss_is_that_of_masked_tokens(kind: str) -> None:
@@ -145,8 +129,8 @@ def test_the_loss_is_that_of_masked_tokens(kind: str) -> None:
     chunked = model(inputs, labels=labels, chunked_loss=True)
     assert chunked.logits is None
     check(chunked.loss, expected / 3)
-    truth = gradients(model, expected / 3)
-    check_gradients(check, gradients(model, model(inputs, labels=labels, chunked_loss=True).loss), truth, None)
+    truth = answers(model, expected / 3)
+    check_answers(answers(model, model(inputs, labels=labels, chunked_loss=True).loss), truth)
     with pytest.raises(ValueError, match=r"chunked_loss=True .* labels must be given, got None"):
         model(inputs, chunked_loss=True)
 
@@ -238,43 +222,31 @@ def test_embeddings(kind: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_classifier_takes_the_mean(kind: str, side: str) -> None:
-    """Of the tokens that the mask shows, without a padding token in the configuration; losses are the usual ones."""
-    language_model, inputs = encoder(kind, num_labels=3), tokens()
-    model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_classifier_takes_the_mean_or_the_last_token(kind: str, is_causal: bool, side: str) -> None:
+    """An encoder's of the tokens that the mask shows, without a padding token in the configuration; a causal model's
+    the last that is no padding, wherever the padding stands. Losses are the usual ones.
+    """
+    language_model = make(kind, num_labels=3, pad_token_id=0) if is_causal else encoder(kind, num_labels=3)
+    model, inputs = DiffTransformerForSequenceClassification(language_model.config).double().eval(), tokens()
     model.model.load_state_dict(language_model.model.state_dict())
-    expected = model.model(inputs).last_hidden_state.mean(1) @ model.score.weight.T
+    hidden = model.model(inputs).last_hidden_state
+    expected = (hidden[:, -1] if is_causal else hidden.mean(1)) @ model.score.weight.T
+    check(model(inputs).logits, expected)
+    check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
     sides = (3, 0) if side == "left" else (0, 3)
     padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
     labels = torch.tensor([2, 0])
     out = model(padded, attention_mask=mask, labels=labels)
+    # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
     check(out.logits, expected, dtype=torch.float32)
     torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, labels))
-    check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
     out.loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-def test_a_causal_classifier_takes_the_last_token(kind: str) -> None:
-    """The last that is no padding, wherever the padding stands; the loss is the cross-entropy."""
-    language_model, inputs = make(kind, num_labels=3, pad_token_id=0), tokens()
-    model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
-    model.model.load_state_dict(language_model.model.state_dict())
-    hidden = model.model(inputs).last_hidden_state
-    logits = model(inputs).logits
-    assert logits.shape == (2, 3)
-    check(logits, hidden[:, -1] @ model.score.weight.T)
-    for on_the_left in (True, False):
-        sides = (3, 0) if on_the_left else (0, 3)
-        padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
-        # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
-        check(model(padded, attention_mask=mask).logits, logits, dtype=torch.float32)
-    labels = torch.tensor([2, 0])
-    loss = model(inputs, labels=labels).loss
-    torch.testing.assert_close(loss, F.cross_entropy(logits, labels))
     model.config.problem_type = "multi_label_classification"
-    several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(model(inputs, labels=several).loss, F.binary_cross_entropy_with_logits(logits, several))
+    several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]).double()
+    out = model(inputs, labels=several)
+    torch.testing.assert_close(out.loss, F.binary_cross_entropy_with_logits(out.logits, several))
 
 
 HEADS: dict[str, tuple[Any, Any]] = {

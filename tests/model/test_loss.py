@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from diff_transformer.model import chunked_loss as model_loss
 from diff_transformer.model.chunked_loss import chunked_cross_entropy, is_plain_linear
-from tiny_model import SIZES, make, tokens
+from tiny_model import SIZES, answers, check_answers, make, tokens
 from tiny_model import check_rounding as check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -64,20 +64,6 @@ def exact(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
 
 
-def answers(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    loss.backward()
-    gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
-    return {"loss": loss.detach(), **gradients}
-
-
-def agree(check: Any, computed: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
-    assert computed.keys() == truth.keys()
-    for name, value in truth.items():
-        assert value.any(), name
-        check(computed[name], value, least=0.1)
-
-
 @pytest.mark.parametrize("head", ["ordinary", "wrapped"])
 @pytest.mark.parametrize("items", [None, 13, torch.tensor(13)], ids=["mean", "a number", "a tensor"])
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
@@ -96,7 +82,7 @@ def test_loss_and_gradients(tied: bool, items: Any, head: str) -> None:
     assert out.logits is None
     assert out.loss.dtype == torch.float64
     assert ("lm_head.weight" in computed) is (not tied and head == "ordinary")
-    agree(check, {name.replace("lm_head.head", "lm_head"): value for name, value in computed.items()}, truth)
+    check_answers({name.replace("lm_head.head", "lm_head"): value for name, value in computed.items()}, truth)
     check(plain.double(), truth["loss"], dtype=torch.float32)
 
 
@@ -140,13 +126,13 @@ def test_what_needs_no_gradient() -> None:
     model.lm_head.requires_grad_(False)
     model.zero_grad()
     computed = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
-    agree(check, computed, {name: value for name, value in truth.items() if name != "lm_head.weight"})
+    check_answers(computed, {name: value for name, value in truth.items() if name != "lm_head.weight"})
     model.requires_grad_(False)
     model.lm_head.requires_grad_(True)
     for parameter in model.parameters():
         parameter.grad = None
     computed = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
-    agree(check, computed, {name: truth[name] for name in ("loss", "lm_head.weight")})
+    check_answers(computed, {name: truth[name] for name in ("loss", "lm_head.weight")})
     with torch.no_grad():
         loss = model(inputs, labels=inputs, chunked_loss=True).loss
     assert not loss.requires_grad

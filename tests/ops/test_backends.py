@@ -109,19 +109,24 @@ def test_the_operator_needs_neither_triton_nor_transformers() -> None:
     assert {"reference", "blockwise", "sdpa", "cpu"} <= set(done.stdout.split()), done.stderr
 
 
-def test_a_trace_that_begins_anew_after_it_loaded_the_kernel() -> None:
-    """Which torch.compile does where lengths are left open and a number is made of one."""
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_compile_loads_the_kernel_while_it_traces(dynamic: bool) -> None:
+    """Also where it begins anew after that: with lengths left open it does where a number is made of one."""
     program = """
-        import torch
+        import sys, torch
         from diff_transformer.ops import diff_attention
-        def call(q, v):
-            return diff_attention(q, q, v, q.shape[3] * 0.01, is_causal=True).sum()
+        def call(q, v, backend="auto"):
+            lam = q.shape[3] * 0.01 if "True" in sys.argv else 0.05
+            return diff_attention(q, q, v, lam, is_causal=True, backend=backend).sum()
         q, v = torch.randn(1, 2, 2, 5, 4, requires_grad=True), torch.randn(1, 2, 5, 8)
-        torch.compile(call, dynamic=True, backend="aot_eager")(q, v).backward()
+        compiled = torch.compile(call, fullgraph=True, dynamic="True" in sys.argv, backend="aot_eager")(q, v)
+        print(hasattr(torch.ops.diff_transformer_cpu, "forward"))
+        torch.testing.assert_close(compiled, call(q, v, "reference"))
+        compiled.backward()
         print(q.grad.isfinite().all().item())
     """
-    done = fresh.run(textwrap.dedent(program))
-    assert done.stdout.split() == ["True"], done.stderr
+    done = fresh.run(textwrap.dedent(program), dynamic, warnings_are_errors=True)
+    assert done.stdout.split() == [str(is_faster()), "True"], done.stderr
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])

@@ -83,6 +83,9 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mask transposed": says("attn_mask", "(7, 4)", "(B, H, N, S)", "(2, 4, 4, 7)", attn_mask=zeros(S, N)),
     "mask of a batch (B, S)": says("attn_mask", "(2, 7)", "(2, 4, 4, 7)", attn_mask=zeros(B, S)),
     "mask in whole numbers": says("attn_mask", "boolean", "floating", "torch.int64", attn_mask=zeros(N, S).long()),
+    "mask on another device": says(
+        "attn_mask must be on the device of q, cpu", "meta", attn_mask=zeros(N, S, device="meta")
+    ),
     "mask no tensor": says("attn_mask", "tensor", "list", attn_mask=[[True]]),
     "is_causal a word": says("is_causal", "'no'", "True or False", is_causal="no"),
     "is_causal a number": says("is_causal", "1", "True or False", is_causal=1),

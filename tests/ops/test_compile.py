@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from budget import BACKENDS, Case, Problem, build, prepared, skip_unless_it_takes
+from budget import BACKENDS, Case, Problem, build, operator_arguments, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention
 from diff_transformer.ops import flex
-from diff_transformer.ops.attention_request import constant_when_compiled, segment_bounds_from
+from diff_transformer.ops.attention_request import constant_when_compiled
 from full_run import short_run
 
 OPERATORS = {
@@ -59,18 +59,6 @@ def cold() -> Iterator[None]:
 
 
 # The registered operators.
-
-
-def operator_arguments(case: Case) -> tuple[Any, ...]:
-    """(q, k, v, lam, attn_mask, is_causal, scale, window, documents) as the operators take them."""
-    problem = build(case)
-    assert isinstance(problem.lam, Tensor)
-    lam = problem.lam.expand(case.batch, case.heads, case.queries)
-    mask = problem.options.get("attn_mask")
-    mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
-    ends = problem.options.get("cu_seqlens")
-    documents = None if ends is None else segment_bounds_from(ends, case.keys)
-    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, documents
 
 
 def test_every_registered_operator_is_checked_below() -> None:

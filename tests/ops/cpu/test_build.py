@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import sys
-import textwrap
 import time
 import traceback
 import warnings
@@ -18,15 +17,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import fresh
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, flex
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
 from diff_transformer.ops.cpu.cpu_build import make_private, refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look at Linux's /proc and libraries")
-
-ENVIRONMENT = dict(os.environ)  # before any test changes it
 
 KERNEL = 'extern "C" int two() { return 2; }\n'
 BROKEN = "int first() { return 1; }\nint second() { return undeclared; }\nint third() { return also_undeclared; }\n"
@@ -286,20 +282,6 @@ def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     with pytest.raises(cpu_build.BuildError, match=r"needs torch 2\.10 or newer, this is 2\.9\.1\+cpu: pip install"):
         cpu_build.describe()
-
-
-def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
-    """In a process where nothing of ours is loaded yet, with the real kernel from its usual place."""
-    program = """
-        import torch
-        from diff_transformer import diff_attention
-        q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
-        compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(q, k, v, 0.5), diff_attention(q, k, v, 0.5, backend="reference"))
-        print(hasattr(torch.ops.diff_transformer_cpu, "forward"))
-    """
-    done = fresh.run(textwrap.dedent(program), environment=ENVIRONMENT, warnings_are_errors=True)
-    assert done.stdout == "True\n", done.stderr
 
 
 # A build that does not work.

@@ -130,6 +130,7 @@ def test_each_family_is_checked_once_and_by_itself(gpu: Hopper) -> None:
     for _ in range(2):
         # A width of 50 is of the family of 64.
         assert [chosen(), chosen(d=64), chosen(d=50), chosen(ratio=2)] == ["triton"] * 4
+    assert chosen(dtype=torch.float64) == "sdpa"  # which the kernels do not compute
     assert gpu.checked == [TRAINING, FORWARD, FORWARD, FORWARD]
 
 

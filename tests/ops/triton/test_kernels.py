@@ -21,7 +21,6 @@ import fresh
 from budget import Case, Problem, build, check_normed, expect, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
-from diff_transformer.ops.attention_request import segment_bounds_from
 from diff_transformer.ops.triton import triton_backend
 from full_run import short_run
 from nonfinite_problems import check_output, spoil
@@ -607,15 +606,9 @@ SMALL_CASES = {
 
 def operator_arguments(case: Case, norm: bool, keep: bool) -> tuple[Any, ...]:
     """As ``triton_forward`` takes them."""
-    problem = build(case)
-    assert isinstance(problem.lam, Tensor)
-    lam = problem.lam.expand(case.batch, case.heads, case.queries)
-    mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
-    documents = None if ends is None else segment_bounds_from(ends, case.keys)
-    weight = torch.randn(case.dv) if norm else None
-    tensors = [x if x is None else x.detach().requires_grad_(keep) for x in (problem.q, problem.k, problem.v, lam)]
-    weight = weight if weight is None else weight.requires_grad_(keep)
-    return *tensors, mask, case.is_causal, case.d**-0.5, case.window, documents, weight, 1e-5, 0.7, keep
+    q, k, v, lam, *others = budget.operator_arguments(case)
+    weight = torch.randn(case.dv, requires_grad=keep) if norm else None
+    return *(x.detach().requires_grad_(keep) for x in (q, k, v, lam)), *others, weight, 1e-5, 0.7, keep
 
 
 @pytest.mark.all

@@ -446,18 +446,3 @@ def test_auto_is_triton(dtype: torch.dtype) -> None:
     ours = {name: count for name, count in seen.count.items() if name.startswith("diff_transformer")}
     assert ours == {"diff_transformer::triton_forward": 1, "diff_transformer::triton_backward": 1}
     assert not [name for name in seen.count if "softmax" in name or "scaled_dot_product" in name]
-
-
-def test_auto_is_sdpa_where_triton_does_not_go() -> None:
-    problem = on_gpu(Case(dtype=torch.float64, is_causal=True))
-    with pytest.raises(ValueError, match=r"'triton' cannot run.*torch.float64"):
-        problem.solve(diff_attention, backend="triton")
-    with Operators() as seen:
-        problem.solve(diff_attention)
-    assert not [name for name in seen.count if "triton" in name]
-
-
-def test_a_mask_on_the_cpu_is_refused() -> None:
-    problem = on_gpu(Case(mask="bool (B, 1, 1, S)"))
-    with pytest.raises(ValueError, match="attn_mask must be on the device"):
-        forward(replace(problem, options={"attn_mask": problem.options["attn_mask"].cpu()}))
