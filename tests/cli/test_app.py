@@ -97,19 +97,21 @@ def test_an_interrupt_ends_with_130_and_what_it_says(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "module"),
-    [(["export", "folder", "new", "--onnx"], "onnxscript"), (["explore", "folder"], "anywidget")],
+    ("program", "arguments", "module", "extra"),
+    [
+        ("diff_transformer", ["export", "folder", "new", "--onnx"], "onnxscript", ".[onnx]"),
+        ("diff_transformer", ["explore", "folder"], "anywidget", ".[explore]"),
+        ("diff_lab", ["eval", "folder", "--tasks", "piqa"], "lm_eval", "./lab[harness]"),
+    ],
 )
-def test_a_missing_extra_is_said_before_torch_is_imported(arguments: list[str], module: str) -> None:
+def test_a_missing_extra_is_said_before_torch_is_imported(
+    program: str, arguments: list[str], module: str, extra: str
+) -> None:
     lines = [f"import sys; sys.modules[{module!r}] = None; sys.argv[1:] = {arguments!r}"]
-    lines += [
-        "from diff_transformer.cli import main",
-        "try:\n    main()",
-        "finally:\n    print('torch' in sys.modules)",
-    ]
+    lines += [f"from {program}.cli import main", "try:\n    main()", "finally:\n    print('torch' in sys.modules)"]
     result = python("\n".join(lines))
     assert (result.returncode, result.stdout) == (2, "False\n")
-    assert "which is not installed: pip install" in result.stderr
+    assert f'which is not installed: pip install "{extra}"' in result.stderr
     assert missing_extra(ModuleNotFoundError(name="torch")) is None
 
 

@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from command_fixtures import run
@@ -100,13 +98,6 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-@pytest.fixture
-def _forget_the_device() -> Iterator[None]:
-    """accelerate keeps what the Trainer set up for the whole process; the next test may want another precision."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def chosen(folder: Path) -> Any:
     return json.loads((folder / "config.json").read_text()).get("dex_heads")
 
@@ -135,7 +126,7 @@ def test_refusals_of_dex(options: list[str], message: str, source: Path, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.usefixtures("_forget_the_device")
+@pytest.mark.usefixtures("accelerate_afresh")
 def test_the_page_s_commands_and_code(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/dex.md from a Llama to a Llama, in fewer steps: what was trained is what the folded Llama computes."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "dex.md").read_text(encoding="utf-8")

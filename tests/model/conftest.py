@@ -1,14 +1,13 @@
 """The fixtures of the models' tests: which attention types they take, and what runs while a model answers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -20,13 +19,6 @@ from tiny_model import FORMS, kinds
 transformers.utils.logging.disable_progress_bar()
 
 kind = kinds(FORMS)
-
-
-@pytest.fixture
-def forget_the_device() -> Iterator[None]:
-    """accelerate keeps what the Trainer set up for the whole process; the next test may want another precision."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

@@ -163,11 +163,3 @@ def test_dropout_in_training_alone(kind: str, implementation: str) -> None:
         assert not torch.equal(first, second)
         first.sum().backward()
         assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("kind", ["diff", "diff_v2"])
-def test_an_implementation_that_drops_nothing_refuses_it(kind: str) -> None:
-    model = make(kind, torch.float32, attn_implementation="diff_attention_blockwise", attention_dropout=0.5)
-    model(tokens())
-    with pytest.raises(ValueError, match="'blockwise' cannot run this request: it drops no attention weights"):
-        model.train()(tokens())

@@ -17,7 +17,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from loss_weighting import QUIET_ON_CPU, Document, GradientRecorder, check_step, check_weights, exact_step
 from tiny_model import LAST_FORMS, SIZES, make
 
-pytestmark = pytest.mark.usefixtures("forget_the_device")
+pytestmark = pytest.mark.usefixtures("accelerate_afresh")
 
 # How many tokens each document has, and how many at its end are targets: one document has none at all.
 LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)

@@ -420,7 +420,6 @@ def test_tiles_follow_the_values_where_they_are_wider_than_the_keys(library: Fla
         ({"attn_mask": torch.ones(9, 9, dtype=torch.bool)}, "it takes no attn_mask and no documents"),
         ({"cu_seqlens": torch.tensor([0, 4, 9])}, r"it takes no attn_mask and no documents \(cu_seqlens\)"),
         ({"scale": -1.0}, r"it takes a scale above 0 and a batch of 1 or more, got -1\.0"),
-        ({"dropout_p": 0.1}, "it drops no attention weights"),
     ],
 )
 def test_refusals(library: StandIn, options: dict[str, Any], reason: str) -> None:

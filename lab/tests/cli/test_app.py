@@ -14,11 +14,6 @@ SCRIPT = str(Path(sys.executable).with_name("diff-lab"))
 SMALL = f"{RETRIEVAL}train: {{steps: 2000, learning_rate: 1e-3, inspect_every: null}}\n"
 
 
-def python(code: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-
-
 @pytest.mark.all
 @pytest.mark.parametrize("begin", [(SCRIPT,), (sys.executable, "-m", "diff_lab.cli")], ids=["script", "module"])
 def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path) -> None:
@@ -57,14 +52,6 @@ def test_no_command_of_a_group_shows_its_help() -> None:
     assert result.exit_code == 2
     assert "Commands" in result.stdout
     assert result.stderr == ""
-
-
-def test_the_harness_that_is_missing_is_said_before_torch_is_imported() -> None:
-    lines = ["import sys; sys.modules['lm_eval'] = None; sys.argv[1:] = ['eval', 'folder', '--tasks', 'piqa']"]
-    lines += ["from diff_lab.cli import main", "try:\n    main()", "finally:\n    print('torch' in sys.modules)"]
-    result = python("\n".join(lines))
-    assert (result.returncode, result.stdout) == (2, "False\n")
-    assert 'needs lm-eval, which is not installed: pip install "./lab[harness]"' in result.stderr
 
 
 @pytest.mark.all

@@ -177,7 +177,8 @@ def test_a_checkpoint_that_is_missing_or_not_ours_is_named(text_run: Path, retri
     (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     fails(generate(model), "cannot be loaded")
     (model / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    fails(generate(model), "is not a model of this project: its model_type is 'llama'.")
+    converts = "`diff-transformer convert --help` lists the layouts"
+    fails(generate(model), "is not a model of this project: its model_type is 'llama'.", converts)
     (model / "config.json").write_text("[]", encoding="utf-8")
     fails(generate(model), "is not a model of this project: its model_type is None.")
 
@@ -305,11 +306,6 @@ def test_datasets_is_asked_for_where_it_is_read_alone(
     ):
         result = succeeds(run(command, text_run, *options))
         assert all(line.endswith(" …") for line in result.stderr.splitlines())
-
-
-def test_generate_names_the_command_that_converts(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    fails(run("generate", tmp_path, "--prompt", "x"), "`diff-transformer convert --help` lists the layouts")
 
 
 def test_weights_have_the_permissions_of_other_files(text_run: Path, tmp_path: Path) -> None:
