@@ -123,6 +123,7 @@ def accelerate_afresh() -> Iterator[None]:
     """accelerate keeps what a trainer set up for the whole process; the next test may want another precision."""
     from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -1,5 +1,8 @@
 """Tiny models with peaked attention, in float64, and a text that they read."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,3 +35,21 @@ def sharpened(model: Any) -> Any:
 def make(kind: str = "diff", **config: Any) -> DiffTransformerForCausalLM:
     sizes = sizes_for(kind, **{**SIZES, **config})
     return sharpened(DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes)))
+
+
+@contextmanager
+def serving(explorer: Any, host: str = "127.0.0.1") -> Iterator[Any]:
+    """The server of an explorer, or of several by their names, which answers until the block ends."""
+    from diff_transformer.explorer.server import ExplorerServer
+    from diff_transformer.utils.servers import bound_socket
+
+    explorers = explorer if isinstance(explorer, dict) else {"": explorer}
+    server = ExplorerServer(explorers, bound_socket(host, 0), host)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()

@@ -11,7 +11,6 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import (
     AutoModelForCausalLM,
@@ -37,13 +36,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _quietly_and_afresh() -> Iterator[None]:
+def _quietly_and_afresh(accelerate_afresh: None) -> Iterator[None]:
     datasets.disable_progress_bars()
     before = sys.argv
     yield
     sys.argv = before
     datasets.enable_progress_bars()
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def run(name: str, *arguments: object) -> None:

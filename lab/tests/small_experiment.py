@@ -1,6 +1,5 @@
 """An experiment at a size of seconds, and what its runs tell."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from diff_lab.measure.measurement import MeasurementRequest
 from diff_lab.measure.retrieval import ACCURACY, FIRST_QUERY
 from diff_lab.measure.standard import Standard
 from diff_lab.record import Headline, ResultsFile
-from diff_lab.train.progress import Progress
+from small_runs import Watcher
 
 SIZES = (
     "model.hidden_size=16",
@@ -50,38 +49,7 @@ SMALL = Experiment(
 )
 
 
-class Heard(Progress):
-    """A progress that remembers."""
-
-    def __init__(self) -> None:
-        self.runs: list[str] = []
-        self.messages: list[str] = []
-        self.steps: list[int] = []
-
-    def run(self, name: str) -> "Heard":
-        self.runs.append(name)
-        return self
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        self.steps.append(step)
-
-    def tell(self, message: str) -> None:
-        self.messages.append(message)
-
-
-class Stop(Progress):
-    """A user who presses Ctrl-C after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        self._left -= 1
-        if self._left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
 def trainings(folder: Path, request: ExperimentRequest, **settings: Any) -> tuple[list[str], ResultsFile]:
     """Which runs are trained, as the progress hears of them, and the results."""
-    heard = Heard()
+    heard = Watcher()
     return heard.runs, run_experiment(request, folder, progress=heard, **settings)

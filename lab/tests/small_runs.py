@@ -27,14 +27,19 @@ def small_recipe(*, model: Any = None, data: Any = None, **train: Any) -> Recipe
 
 
 class Watcher(Progress):
-    """A progress that keeps what it is told, and can press Ctrl-C after a step."""
+    """A progress that keeps what it is told of one run or several, and can press Ctrl-C after so many steps."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.interrupt_after = interrupt_after
+        self.runs: list[str] = []
         self.steps: list[int] = []
         self.started: list[tuple[int, str]] = []
         self.messages: list[str] = []
         self.stopped = 0
+
+    def run(self, name: str) -> "Watcher":
+        self.runs.append(name)
+        return self
 
     def start(self, total: int, description: str) -> None:
         self.started.append((total, description))
@@ -42,7 +47,7 @@ class Watcher(Progress):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         assert tokens_per_second > 0
         self.steps.append(step)
-        if step == self.interrupt_after:
+        if len(self.steps) == self.interrupt_after:
             os.kill(os.getpid(), signal.SIGINT)
 
     def tell(self, message: str) -> None:

@@ -3,12 +3,10 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from accelerate.state import AcceleratorState
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,12 +25,7 @@ TABLES = PAGE.split("## Every key")[1]
 ROWS = re.findall(r"^\| `([\w.]+)` \| (?!default )([^|]+) \|([^\n]*)\|$", TABLES, flags=re.MULTILINE)
 SECTIONS: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*KINDS.values()], "train": [TrainRecipe]}
 
-
-@pytest.fixture(autouse=True)
-def _accelerate_starts_afresh() -> Iterator[None]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("accelerate_afresh")
 
 
 def keys() -> list[tuple[str, FieldInfo]]:

@@ -3,9 +3,9 @@
 import base64
 import re
 import shutil
-import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,15 +31,12 @@ from diff_transformer.explorer import (
     explore,
 )
 from diff_transformer.explorer.page import recorded_page
-from explored_models import ANSWER, TEXT, TOKENS, make
+from explored_models import ANSWER, TEXT, TOKENS, make, serving
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium")]
-
-from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
-from diff_transformer.utils.servers import bound_socket  # noqa: E402
 
 Serve = Callable[..., str]
 READY = ".explorer[data-ready=true]"
@@ -88,20 +85,8 @@ def watch(browser: Any) -> Iterator[Watch]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Callable[..., str]]:
     """(explorer, or several by their names) → the address of the first page."""
-    running = []
-
-    def serve(explorer: Any) -> str:
-        explorers = explorer if isinstance(explorer, dict) else {"": explorer}
-        server = ExplorerServer(explorers, bound_socket("127.0.0.1", 0))
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        running.append((server, thread))
-        return server.address
-
-    yield serve
-    for server, thread in running:
-        server.stop()
-        thread.join(10)
+    with ExitStack() as stack:
+        yield lambda explorer: stack.enter_context(serving(explorer)).address
 
 
 @pytest.fixture(scope="module")

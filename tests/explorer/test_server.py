@@ -7,7 +7,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,23 +19,7 @@ from decoded_maps import decode_maps
 from diff_transformer.explorer import ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
 from diff_transformer.utils.servers import bound_socket
-from explored_models import TEXT, make
-
-
-@contextmanager
-def serving(
-    explorer: Explorer, others: dict[str, Explorer] | None = None, host: str = "127.0.0.1"
-) -> Iterator[ExplorerServer]:
-    explorers = {"first": explorer, **others} if others else {"": explorer}
-    server = ExplorerServer(explorers, bound_socket(host, 0), host)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
+from explored_models import TEXT, make, serving
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +80,7 @@ def test_the_page_and_its_questions(server: ExplorerServer, explorer: Explorer) 
 def test_several_pairs_of_models_have_a_page_each(explorer: Explorer) -> None:
     """Under the same token; each page has the addresses of all."""
     other = Explorer(Side(ExploredModel(make("diff_v2"), "tiny-v2"), explorer.sides["left"].vocabulary))
-    with serving(explorer, others={"second": other}) as server:
+    with serving({"first": explorer, "second": other}) as server:
         assert server.address.endswith("/first/")
         second = server.address.replace("/first/", "/second/")
         for address, name in ((server.address, b"tiny-diff"), (second, b"tiny-v2")):

@@ -85,13 +85,6 @@ def test_a_text_is_gone_on_with() -> None:
         assert all(torch.equal(a, b) for a, b in zip(longer[0].logits, others.logits, strict=True))
 
 
-@pytest.mark.parametrize("draft", [{"prompt_lookup_num_tokens": 3, "eos_token_id": 29}, {"assistant_early_exit": 1}])
-@pytest.mark.parametrize("window", [None, 5])
-def test_drafts(kind: str, draft: dict[str, Any], window: int | None) -> None:
-    own, expected = both(make(kind, sliding_window=window), tokens(1), **draft)
-    assert torch.equal(own.sequences, expected.sequences)
-
-
 @pytest.mark.parametrize("implementation", ["offloaded", "static"])
 def test_another_implementation_stays(implementation: str) -> None:
     model, inputs = make(), tokens()

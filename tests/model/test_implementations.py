@@ -189,16 +189,6 @@ def test_decoding_makes_one_call_a_layer_and_step(kind: str, cache_name: str, ca
                 check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
-@torch.no_grad()
-def test_other_implementations_read_latents() -> None:
-    model, inputs = make("gdla"), tokens()
-    truth = model(inputs, use_cache=False).logits
-    for name in ("sdpa", "eager"):
-        model.set_attn_implementation(name)
-        past = model(inputs[:, :8]).past_key_values
-        check(model(inputs[:, 8:], past_key_values=past).logits, truth[:, 8:], dtype=COMPUTES_IN.get(name))
-
-
 def test_an_unknown_one_is_refused(tmp_path: Any) -> None:
     model = make("diff", torch.float32)
     model.save_pretrained(tmp_path)

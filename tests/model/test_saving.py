@@ -67,18 +67,6 @@ def test_the_headwise_norm_of_controls(kind: str, norm: bool, tmp_path: Path) ->
     assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
-def test_a_config_from_before_the_key(tmp_path: Path) -> None:
-    model, inputs = make("diff", torch.float32), tokens()
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    settings = json.loads(file.read_text())
-    settings.pop("headwise_norm", None)
-    file.write_text(json.dumps(settings))
-    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.has_headwise_norm
-    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """The file holds every parameter in its own dtype, λ in float32 at least, and it comes back bit for bit."""

@@ -15,7 +15,7 @@ from diff_lab.learning import ACCURACY_CURVE, curves_of
 from diff_lab.results_files import read_results
 from diff_lab.train import Progress, TrainingInterrupted, load_recipe
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from small_experiment import Heard
+from small_runs import Watcher
 from tiny_demo import TINY
 
 
@@ -71,7 +71,7 @@ def test_the_view_is_of_a_question_with_the_place_of_its_answer(finished: Path) 
 
 def test_resuming_a_finished_demo_trains_nothing(finished: Path) -> None:
     before = read_results(finished / "results.json").records
-    heard = Heard()
+    heard = Watcher()
     run_demo(finished, seed=3, fast=True, resume=True, progress=heard)
     assert heard.steps == []
     after = read_results(finished / "results.json").records
@@ -93,7 +93,7 @@ def test_validation_curves_have_their_levels(finished: Path) -> None:
 def test_both_variants_train_at_the_same_time(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They become the models that they become one after the other; each has one thread here in either case."""
     monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 2)
-    heard = Heard()
+    heard = Watcher()
     folder = run_demo(tmp_path / "run", seed=3, fast=True, progress=heard)
     assert heard.runs == ["DIFF", "Transformer"]
     assert "trained at the same time, for 6 steps each" in heard.messages[0]

@@ -21,7 +21,8 @@ from diff_lab.train.recipe import dump_recipe
 from diff_transformer.attention_types import head_dim
 from full_run import short_run
 from rehearsal import request_anywhere
-from small_experiment import SIZES, SMALL, TINY, Heard
+from small_experiment import SIZES, SMALL, TINY
+from small_runs import Watcher
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / key
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"), pytest.raises(ValueError, match=f"Another command is training the run in .*{key}"):
-        run_store.Store(tmp_path / "runs").train(key, recipe, SMALL.on_evaluate, None, data, Heard())
+        run_store.Store(tmp_path / "runs").train(key, recipe, SMALL.on_evaluate, None, data, Watcher())
 
 
 def test_a_run_is_known_by_all_that_made_it(tmp_path: Path) -> None:

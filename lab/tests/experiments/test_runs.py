@@ -22,7 +22,10 @@ from diff_lab.record import Result, ResultsFile
 from diff_lab.results_files import device_name, read_results, write_json
 from diff_lab.train import Progress, TrainingInterrupted, load_recipe
 from diff_transformer.utils.files import read_json
-from small_experiment import SIZES, SMALL, TINY, Heard, Stop, trainings
+from small_experiment import SIZES, SMALL, TINY, trainings
+from small_runs import Watcher
+
+Done = tuple[Path, ResultsFile, Watcher]
 
 
 class Measure(MeasurementRequest):
@@ -62,12 +65,12 @@ def trained_by(measured: EvalInput) -> Any:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ResultsFile, Heard]:
-    folder, heard = tmp_path_factory.mktemp("reproduced"), Heard()
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder, heard = tmp_path_factory.mktemp("reproduced"), Watcher()
     return folder, run_experiment(request_experiment(SMALL), folder, progress=heard), heard
 
 
-def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> None:
+def test_everything_is_in_the_file(done: Done) -> None:
     folder, results, heard = done
     assert read_results(folder / "recall.json").records == results.records
     accuracy = {(r.variant, r.seed) for r in results.records if r.name == "retrieval/first_query_accuracy"}
@@ -94,7 +97,7 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert "6 trainings." in heard.messages
 
 
-def test_a_trained_run_is_what_its_recipe_trains_alone(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+def test_a_trained_run_is_what_its_recipe_trains_alone(done: Done, tmp_path: Path) -> None:
     """Not only the right name: the weights are those of `train` with the run's own recipe."""
     from safetensors.torch import load_file
 
@@ -109,7 +112,7 @@ def test_a_trained_run_is_what_its_recipe_trains_alone(done: tuple[Path, Results
     assert not (run / "checkpoints").exists()
 
 
-def test_another_experiment_finds_the_runs(done: tuple[Path, ResultsFile, Heard]) -> None:
+def test_another_experiment_finds_the_runs(done: Done) -> None:
     folder, results, _ = done
     other = replace(SMALL, name="other")
     trained, results_of_other = trainings(folder, request_experiment(other))
@@ -124,14 +127,14 @@ def test_another_experiment_finds_the_runs(done: tuple[Path, ResultsFile, Heard]
     assert len(trained) == 2, "other data are other runs"
 
 
-def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+def test_results_are_kept_refused_or_replaced(done: Done, tmp_path: Path) -> None:
     folder, results, _ = done
     with pytest.raises(FileExistsError, match=r"There are results in .*recall\.json. already"):
         run_experiment(request_experiment(SMALL), folder)
     with pytest.raises(ValueError, match="not both"):
         run_experiment(request_experiment(SMALL), folder, resume=True, overwrite=True)
     written = (folder / "recall.json").read_bytes()
-    heard = Heard()
+    heard = Watcher()
     assert run_experiment(request_experiment(SMALL), folder, resume=True, progress=heard).created == results.created
     (message,) = heard.messages
     checkout = "outside a git checkout" if results.commit is None else f"at commit {results.commit[:12]}"
@@ -157,9 +160,7 @@ def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Hea
     assert back.comparisons == results.comparisons
 
 
-def test_results_of_older_code_that_knew_other_settings_are_not_lost(
-    done: tuple[Path, ResultsFile, Heard], tmp_path: Path
-) -> None:
+def test_results_of_older_code_that_knew_other_settings_are_not_lost(done: Done, tmp_path: Path) -> None:
     _, results, _ = done
     request = dict(results.settings["request"])
     del request["extension"]
@@ -175,7 +176,7 @@ def test_results_of_older_code_that_knew_other_settings_are_not_lost(
         assert path.read_bytes() == written
 
 
-def test_runs_that_another_machine_has_trained_are_told(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+def test_runs_that_another_machine_has_trained_are_told(done: Done, tmp_path: Path) -> None:
     folder, results, _ = done
     assert not any("another device" in note for note in results.notes)
     shutil.copytree(folder / "runs", tmp_path / "runs")
@@ -244,18 +245,16 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     return at
 
 
-def test_an_interrupted_experiment_resumes(
-    done: tuple[Path, ResultsFile, Heard], tmp_path: Path, at_commit: Callable[[str], None]
-) -> None:
+def test_an_interrupted_experiment_resumes(done: Done, tmp_path: Path, at_commit: Callable[[str], None]) -> None:
     _, uninterrupted, _ = done
     at_commit("a" * 40)
     with pytest.raises(TrainingInterrupted, match="--resume"):
-        run_experiment(request_experiment(SMALL), tmp_path, progress=Stop(11))  # within the last run
+        run_experiment(request_experiment(SMALL), tmp_path, progress=Watcher(11))  # within the last run
     assert not (tmp_path / "recall.json").exists()
     (half,) = [folder for folder in (tmp_path / "runs").iterdir() if not (folder / "trained.json").exists()]
     assert list(half.glob("run/checkpoints/step-*"))
     at_commit("b" * 40)
-    heard = Heard()
+    heard = Watcher()
     results = run_experiment(request_experiment(SMALL), tmp_path, resume=True, progress=heard)
     assert len(heard.runs) == 1
     assert heard.steps == [2], "the first step is not done again"

@@ -16,7 +16,8 @@ from diff_lab.experiments.variant_training import TrainedVariant, TrainingOfVari
 from diff_lab.record import Result, ResultsFile
 from diff_lab.train import TrainingInterrupted
 from diff_lab.train.progress import Progress
-from small_experiment import SMALL, TINY, Heard, trainings
+from small_experiment import SMALL, TINY, trainings
+from small_runs import Watcher
 
 STAGES = replace(TINY, extension=("data.length=40", "train.steps=1"), seeds=2)
 
@@ -38,7 +39,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 @pytest.mark.all
 @pytest.mark.usefixtures("forked_workers")
 def test_weights_and_numbers_are_those_of_one_process(tmp_path: Path) -> None:
-    heard = Heard()
+    heard = Watcher()
     beside = run_experiment(small(STAGES), tmp_path / "beside", workers=2, progress=heard)
     alone = run_experiment(small(STAGES), tmp_path / "alone")
     assert weights(tmp_path / "beside") == weights(tmp_path / "alone")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from markdown_it import MarkdownIt
 
 from diff_lab.coordinates import Coordinates
 from diff_lab.record import Result, ResultsFile
 from diff_lab.report.model_card import SharedModel, model_card
+from table_cells import tables
 
 CONFIG = {
     "attention_type": "diff",
@@ -67,14 +67,8 @@ LOSING = file(
 
 
 def row(card: str, label: str) -> list[str]:
-    """The cells of a row, as somebody else's reader of Markdown sees them."""
-    rows: list[list[str]] = []
-    for token in MarkdownIt("commonmark").enable("table").parse(card):
-        if token.type == "tr_open":
-            rows.append([])
-        elif token.type == "inline" and token.level >= 4 and rows:
-            rows[-1].append("".join(part.content for part in token.children or ()))
-    (cells,) = [cells for cells in rows if cells[0].startswith(label)]
+    """The cells of a row of any table."""
+    (cells,) = [cells for table in tables(card) for cells in table if cells[0].startswith(label)]
     return cells
 
 

@@ -20,6 +20,7 @@ from diff_lab.report.pages import build_results_report
 from diff_lab.results_files import write_json
 from diff_lab.statistics import compare
 from made_up_results import made_up, trained
+from table_cells import tables
 
 PAIR = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
@@ -86,19 +87,6 @@ def document(folder: Path) -> str:
     """The document, the method and the pages of all experiments, one after the other."""
     pages = [folder / "RESULTS.md", folder / "METHOD.md", *sorted((folder / "experiments").glob("*.md"))]
     return "\n".join(page.read_text(encoding="utf-8") for page in pages if page.is_file())
-
-
-def tables(text: str) -> list[list[list[str]]]:
-    """All tables of a Markdown text, each with its head, as somebody else's reader of Markdown sees them."""
-    parsed: list[list[list[str]]] = []
-    for token in MarkdownIt("commonmark").enable("table").parse(text):
-        if token.type == "table_open":
-            parsed.append([])
-        elif token.type == "tr_open":
-            parsed[-1].append([])
-        elif token.type == "inline" and token.level >= 4 and parsed:
-            parsed[-1][-1].append("".join(part.content for part in token.children or ()))
-    return parsed
 
 
 def all_comparisons(folder: Path) -> list[Comparison]:
