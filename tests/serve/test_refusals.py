@@ -81,16 +81,13 @@ def test_a_wrong_request(chat_url: str, changes: dict[str, Any], message: str) -
     refused(chat_url, path, {**right, **changes}, 404 if "model" in changes and len(changes) == 1 else 400, message)
 
 
-def test_a_chat_without_a_template(sequential_url: str) -> None:
-    refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template")
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{{ messages[0].content + 1 }}", 'refuses the messages: can only concatenate str (not "int") to str.'),
         ({"rag": "a", "tool_use": "b"}, "multiple chat templates with no default specified"),
         ("", "has no chat template"),
+        (None, "has no chat template"),
     ],
 )
 def test_a_template_that_fails(template: Any, message: str) -> None:
