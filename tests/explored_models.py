@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny_model import SIZES, sizes_for
+from tiny_model import SIZES, sharpen, sizes_for
 
 WORDS = tuple(f"w{number}" for number in range(SIZES["vocab_size"]))
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
@@ -20,15 +20,7 @@ def sharpened(model: Any) -> Any:
     """The model with weights that make attention uneven, in float64."""
     torch.manual_seed(17)
     model = model.double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
-                parameter.normal_().mul_(gain * parameter.shape[1] ** -0.5)
-            elif "lam" in name:
-                parameter.normal_().mul_(0.4)
-            else:
-                parameter.uniform_(0.5, 1.5)
+    sharpen(model)
     return model
 
 
