@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -47,12 +46,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_cannot_be_is_said_before_anything_is_loaded(options: list[Any], message: str) -> None:
     fails(run("serve", "nowhere", *options), message)
-
-
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        fails(run("serve", "nowhere", "--port", port), f"Cannot listen on 127.0.0.1, port {port}: ")
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import made_up_results
 from diff_lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow
 from diff_lab.bench.model_bench import DIFF
 from diff_lab.coordinates import Coordinates
@@ -201,16 +202,8 @@ def test_what_a_wrong_learning_rate_costs() -> None:
     records = [Result(name=computed.GUESS, variant="diff", value=guess, seed=0)]
     for variant, rates in losses.items():
         for rate, values in rates.items():
-            for seed, value in enumerate(values):
-                record = Result(
-                    name=computed.LANGUAGE_LOSS,
-                    variant=variant,
-                    coordinates=Coordinates(learning_rate=float(rate)),
-                    value=value,
-                    seed=seed,
-                    better="lower",
-                )
-                records.append(record)
+            at = Coordinates(learning_rate=float(rate))
+            records += made_up_results.measured(computed.LANGUAGE_LOSS, {variant: values}, coordinates=at)
     derived = {(r.name, r.variant, r.seed): r.value for r in computed.loss_by_rate(records)}
     best, excess = computed.BEST, computed.EXCESS
     assert [derived[best, "diff", seed] for seed in (0, 1)] == [2.1, 1.9]

@@ -1,5 +1,6 @@
 """What the definitions say of the results in this repository, which were written by an earlier version."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from diff_lab.coordinates import Coordinates
 from diff_lab.experiments.definitions import EXPERIMENTS, find_experiment
 from diff_lab.experiments.request import as_defined
 from diff_lab.learning import CURVES, judge
-from diff_lab.record import Comparison, Result, ResultsFile
+from diff_lab.record import Comparison, ResultsFile
 from diff_lab.report.wording import verdict_text
 from diff_lab.results_files import read_results
+from made_up_results import measured
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "cpu"
 
@@ -180,15 +182,10 @@ def test_results_of_an_unknown_experiment_are_judged_alone() -> None:
 
 def test_the_paper_s_tasks_stand_beside_the_paper_s_values() -> None:
     names = {"harness/boolq/acc": 0.5, "harness/table1/average": 0.6, "harness/mine/acc": 0.7}
-    records = [
-        Result(
-            name=name, variant=variant, value=value, seed=seed, coordinates=Coordinates(examples=shots), better="higher"
-        )
-        for name, value in names.items()
-        for variant in ("diff", "softmax")
-        for seed in (0, 1)
-        for shots in (0, 5)
-    ]
+    records = []
+    for (name, value), shots in itertools.product(names.items(), (0, 5)):
+        alike = dict.fromkeys(("diff", "softmax"), (value, value))
+        records += measured(name, alike, coordinates=Coordinates(examples=shots), better="higher")
     values = {}
     for experiment in map(find_experiment, ("table1", "table8")):
         for comparison in experiment.compare(records, experiment.presets["cpu"]):
