@@ -18,7 +18,7 @@ ANSWER = {"query": 10, "begin": 1, "end": 2}
 
 def sharpened(model: Any) -> Any:
     """The model with weights that make attention uneven, in float64."""
-    torch.manual_seed(17)
+    torch.manual_seed(42)  # λ of DIFF is above 0
     model = model.double().eval()
     sharpen(model)
     return model
