@@ -128,6 +128,14 @@ def accelerate_afresh() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """Compilation by torch from nothing, and nothing left of it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -197,17 +197,13 @@ def test_models_that_the_layout_cannot_hold(
     refuses(pattern, convert_to, layout, ours(kind, **config))
 
 
-def test_pickled_weights(theirs: Folder, refuses: Refuses) -> None:
-    source = theirs(LlamaForCausalLM)
-    (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    refuses(r"are pickled \(pytorch_model\.bin\), and a pickle can run any code", convert_from, "llama", source)
-
-
 def test_folders_that_are_none(tmp_path: Path, theirs: Folder, refuses: Refuses) -> None:
     refuses("'.*nowhere' is no folder", convert_from, "llama", tmp_path / "nowhere")
     source = theirs(LlamaForCausalLM)
     refuses("model.safetensors' is no folder", convert_to, "llama", source / "model.safetensors")
-    (source / "model.safetensors").unlink()
+    pickled = (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    refuses(r"are pickled \(pytorch_model\.bin\), and a pickle can run any code", convert_from, "llama", source)
+    pickled.unlink()
     refuses("holds no weights: neither", convert_from, "llama", source)
     (source / "config.json").write_text("[1]", encoding="utf-8")
     refuses("must hold a JSON object, got list", convert_from, "llama", source)

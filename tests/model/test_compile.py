@@ -1,7 +1,5 @@
 """torch.compile(fullgraph=True) of the model, forward and backward."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -15,11 +13,8 @@ each_kind = pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
 
 
 @pytest.fixture(autouse=True)
-def _cold() -> Iterator[None]:
-    torch._dynamo.reset()
+def _cold(cold: None) -> None:
     counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 # "aot_eager" traces the whole forward and backward into one graph each, through the operator's fake implementation,

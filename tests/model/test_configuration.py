@@ -80,6 +80,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         )
         for name, value in (*OPTIONS.items(), ("attention_dropout", 0.1))
     },
+    "λ of each token": (
+        {"token_lambda": True},
+        r"token_lambda must be false or left out for attention_type 'diff', got True\.$",
+    ),
     "two numbers for a λ of each token": (
         {"attention_type": "diff_v2", "dual_lambda": True},
         r"dual_lambda must be false or left out for attention_type 'diff_v2', got True\.$",

@@ -218,16 +218,15 @@ def test_gradients_pass_through_it(kind: str) -> None:
 
 @pytest.mark.all
 @torch.no_grad()
+@pytest.mark.usefixtures("cold")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces
 def test_compiled() -> None:
     """The graph concatenates: it takes a cache that has grown in place, and what it leaves grows on."""
-    torch._dynamo.reset()
     model, inputs = make("diff", num_hidden_layers=1), tokens(length=12)
     compiled, cache = torch.compile(model, fullgraph=True, backend="aot_eager"), DiffCache(model.config)
     calls = [model, model, compiled, compiled, model, model]
     parts = [call(part, past_key_values=cache).logits for call, part in zip(calls, inputs.split(2, 1), strict=True)]
     check(torch.cat(parts, 1), model(inputs, use_cache=False).logits)
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -101,10 +101,3 @@ def test_lambda_of_each_token_and_signal_head(headwise_norm: bool) -> None:
     assert lam.shape == (2, 6, 7)
     assert lam.std() > 0.05
     check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
-
-
-def test_other_types_have_no_choice_of_lambda() -> None:
-    with pytest.raises(
-        Exception, match=r"token_lambda must be false or left out for attention_type 'diff', got True\.$"
-    ):
-        DiffTransformerConfig(attention_type="diff", token_lambda=True, **SIZES)

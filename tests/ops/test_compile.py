@@ -1,6 +1,5 @@
 """Under torch's other machinery: opcheck, compile, autocast, checkpointing, second derivatives."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,14 +47,6 @@ def test_the_mark_of_a_constant_is_torchs() -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     skip_unless_it_takes(request.param, torch.float32)
     return request.param
-
-
-@pytest.fixture
-def cold() -> Iterator[None]:
-    """Compilation from nothing, and nothing left of it."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # The registered operators.

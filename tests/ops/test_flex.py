@@ -278,11 +278,9 @@ def test_caches_of_other_capacities_are_compiled_apart() -> None:
 
 
 @pytest.fixture
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
+def cold(cold: None) -> Iterator[None]:
     flex._compiled.cache_clear()
     yield
-    torch._dynamo.reset()
     flex._compiled.cache_clear()
 
 

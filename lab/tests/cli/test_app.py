@@ -33,14 +33,9 @@ def test_nor_do_the_workers_of_a_command(begin: tuple[str, ...], tmp_path: Path)
         assert word not in "".join(lines)
 
 
-def test_what_does_not_exist_is_an_error_on_stderr() -> None:
-    fails(run("trian"), "Did you mean 'train'? See ")
-    fails(run("report", "--nonsense"), "--nonsense", "See ", " report --help.")
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["plan"], ["plan", "tiny", "--gpus", "many"], ["tokenizer", "make"], ["tokenizer", "train", "--vocab-size", 257]],
+    [["trian"], ["report", "--nonsense"], ["plan", "tiny", "--gpus", "many"], ["tokenizer", "make"], ["plan"]],
     ids=str,
 )
 def test_a_wrong_command_line_is_one_line(arguments: list[Any]) -> None:
