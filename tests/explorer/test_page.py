@@ -370,7 +370,9 @@ def test_both_models_write_on_in_step(watch: Watch, address: str) -> None:
 
     page.get_by_role("button", name="Step").click()
     settled(page, lambda: page.locator(".flow .token").count() == 12 and page.locator(".written").count() == 2)
-    assert (written(0), written(1)) == (expected["diff"][:1], expected["softmax"][:1])
+    assert written(0) == expected["diff"][:1]
+    assert written(1) in ([], expected["softmax"][:1])  # which answers later
+    settled(page, lambda: written(1) == expected["softmax"][:1])
     settled(page, lambda: chosen_row(page) == 11)
     page.get_by_role("button", name="Play").click()
     settled(page, lambda: page.locator(".flow .token").count() >= 14)

@@ -55,7 +55,11 @@ export function Generation({ models, runs, view, wanted, source, question, onCha
     const length = tokens.length - (asked?.append?.length ?? 0); // of the text
     onChange(({ answer }) => ({ added: NOTHING_ADDED, row: null, answer: answer?.query < length ? answer : null }));
   };
-  const written = (side) => runs[side]?.pieces.slice(runs[side].pieces.length - view.added[side].length) ?? [];
+  // Of the run that is shown: the model on the right answers later, and until then has written nothing new.
+  const written = (side) => {
+    const { pieces = [], asked } = runs[side] ?? {};
+    return pieces.slice(pieces.length - (asked?.append?.length ?? 0));
+  };
 
   return html`
     <section class="card generation" aria-labelledby=${id("generation-title")}>
