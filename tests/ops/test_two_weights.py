@@ -104,6 +104,18 @@ def test_without_a_weight_it_is_one(backend: str) -> None:
     assert torch.equal(plain, weighted)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_of_the_weight_alone(backend: str) -> None:
+    skip_unless_it_takes(backend, torch.float32)
+    sizes, options = CASES["causal"]
+    *inputs, weight = tensors(sizes, torch.float32)
+    gradients = [
+        torch.autograd.grad(diff_attention(*x, **options, backend=backend, signal_weight=weight).sum(), weight)[0]
+        for x in ((x.detach() for x in inputs), inputs)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_learned_sink_is_a_weight_of_the_log_sum() -> None:
     """softmax with s in its sum is the plain one times σ(L − s): the docs say it of learned sinks."""
     sizes, options = CASES["causal"]
