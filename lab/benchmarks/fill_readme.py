@@ -8,7 +8,7 @@
     diff-lab bench model --output lab/benchmarks --overwrite
     diff-lab bench operator --output lab/benchmarks/amx --overwrite    # on a processor with AMX
     diff-lab bench model --output lab/benchmarks/amx --overwrite
-    OMP_NUM_THREADS=1 diff-lab bench model --pass decode --length 512 --length 2048 \\
+    OMP_NUM_THREADS=1 diff-lab bench model --pass decode --length 512 --length 2048 --rounds 7 \\
         --output lab/benchmarks/decoding --overwrite    # with ctranslate2 installed
     make bench-anchors BENCH="operator --output lab/benchmarks/anchors --overwrite"    # on a processor with AMX
     python lab/benchmarks/gpu_record.py    # on a machine with a GPU
@@ -32,7 +32,7 @@ from diff_lab.bench.bench_pages import (
     ratio_table,
     write_page,
 )
-from diff_lab.bench.model_bench import CTRANSLATE2, DIFF, LLAMA, PLAIN
+from diff_lab.bench.model_bench import COMPILED, CTRANSLATE2, DIFF, LLAMA, LLAMA_COMPILED
 from diff_lab.bench.operator_candidates import AUTO, BASELINE, BASELINE_CUDNN, BASELINE_FLASH
 from diff_lab.experiments.request import as_defined
 from diff_lab.record import CardRecord
@@ -81,12 +81,11 @@ MODEL_ROWS = (
 DTYPES = ("float32", "bfloat16")
 SHOWN = (512, 2048, 8192)  # tokens, of all lengths that a processor was measured with
 OTHER = "DiffLlama"
-# Ways to decode a model of DIFF's size, as the table of them calls them.
+# Ways to decode a model of DIFF's size, as columns of the table of them: DIFF's own has a row, as it is and compiled.
 DECODERS = {
-    BASELINE: "this package's Transformer",
-    LLAMA: "transformers' Llama",
-    PLAIN: "that in plain PyTorch, static cache",
-    CTRANSLATE2: "that in CTranslate2",
+    "this package's Transformer": (BASELINE, None),
+    "transformers' Llama": (LLAMA, LLAMA_COMPILED),
+    "CTranslate2's": (CTRANSLATE2, CTRANSLATE2),
 }
 
 
@@ -203,15 +202,21 @@ def _ratio(document: Mapping[str, Any], candidate: str, pass_: str, length: int,
 
 def decoding(document: Mapping[str, Any]) -> str:
     """DIFF's time for a token relative to each of the ways to decode another model of its size."""
-    cases: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    cases: dict[tuple[str, int, str], dict[str, Mapping[str, Any]]] = {}
     for row in document["rows"]:
-        if row["candidate"] == DIFF:
-            cases.setdefault((row["dtype"], row["shape"]["length"]), {})[row["against"]] = row
-    lines = [f"| DIFF relative to | {' | '.join(DECODERS.values())} | DIFF, ms |", "|---|---|" + "---|" * len(DECODERS)]
-    for (dtype, length), rows in cases.items():
-        cells = (f"{rows[name]['ratio']:.2f}" if name in rows else "–" for name in DECODERS)
-        lines.append(f"| {dtype}, {length:,} keys | {' | '.join(cells)} | {rows[BASELINE]['milliseconds']:.1f} |")
-    note = "int8: weights in eight bits, by this package; in CTranslate2 activations as well, by its own means. "
+        if row["candidate"] in (DIFF, COMPILED):
+            cases.setdefault((row["dtype"], row["shape"]["length"], row["candidate"]), {})[row["against"]] = row
+    lines = [f"| DIFF relative to | {' | '.join(DECODERS)} | DIFF, ms |", "|---|---|" + "---|" * len(DECODERS)]
+    for (dtype, length, candidate), rows in cases.items():
+        compiled = candidate == COMPILED
+        against = (names[compiled] for names in DECODERS.values())
+        cells = (f"{rows[name]['ratio']:.2f}" if name in rows else "–" for name in against)
+        label = f"{dtype}, {length:,} keys{', compiled' if compiled else ''}"
+        lines.append(f"| {label} | {' | '.join(cells)} | {rows[BASELINE]['milliseconds']:.1f} |")
+    note = (
+        "compiled: DIFF and the Llama each in one graph of torch.compile, with a static cache. int8: weights in eight "
+        "bits, by this package; in CTranslate2 activations as well, by its own means. "
+    )
     return "\n".join(lines) + f"\n\n{note}{' '.join(document['notes'])} {page_part('provenance', document)}"
 
 

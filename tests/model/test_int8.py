@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import CompileConfig
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model import Int8Config
@@ -154,6 +155,13 @@ def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path)
     called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     linears = sum(isinstance(module, Int8Linear) for module in model.modules())
     assert sum("int8_product" in name for name in called) == linears
+    config = CompileConfig(backend=compile_graph, mode="default")
+    config._compile_all_devices = True
+    static: dict[str, Any] = {"cache_implementation": "static", "max_new_tokens": 3, "do_sample": False}
+    before, plain = len(graphs), model.generate(inputs, **static)
+    assert len(graphs) == before
+    assert torch.equal(model.generate(inputs, compile_config=config, **static), plain)
+    assert len(graphs) > before
     torch.library.opcheck(
         torch.ops.diff_transformer.int8_product,
         (torch.randn(2, 1, 8), torch.ones(4, 8, dtype=torch.int8), torch.ones(4)),

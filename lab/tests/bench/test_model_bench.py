@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ def small() -> ModelSettings:
     )
 
 
-def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, tmp_path: Any) -> None:
+def test_a_run_has_every_model_in_every_pass(
+    small: ModelSettings, notes: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
     document = measure_model(small, notes)
     rows = document["rows"]
     assert rows == notes.rows
@@ -31,11 +35,17 @@ def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, t
     timed = {(row.candidate, row.pass_, row.dtype, row.against) for row in rows}
     cases = [(pass_, dtype) for pass_ in (FORWARD, STEP, DECODE) for dtype in ("float32", "bfloat16")]
     cases.append((DECODE, "int8"))
-    anchors = {"Llama, plain torch", CTRANSLATE2}
-    assert timed == {(name, *case, "softmax") for name in set(MODELS) - anchors for case in cases} | {
-        *((name, *case, "softmax") for name in anchors for case in cases if DECODE in case),
+    decoders = {"diff, compiled", "Llama, compiled", CTRANSLATE2}
+    assert timed == {(name, *case, "softmax") for name in set(MODELS) - decoders for case in cases} | {
+        *((name, *case, "softmax") for name in decoders for case in cases if DECODE in case),
         *((name, *case, "Llama") for name in ("diff", "DiffLlama") for case in cases),
-        *(("diff", row.pass_, row.dtype, row.candidate) for row in rows if row.candidate in anchors and row.ratio),
+        *(("diff, compiled", *case, "Llama, compiled") for case in cases if DECODE in case),
+        *(
+            (name, row.pass_, row.dtype, CTRANSLATE2)
+            for name in ("diff", "diff, compiled")
+            for row in rows
+            if row.candidate == CTRANSLATE2 and row.ratio
+        ),
     }
     for row in rows:
         if row.candidate == CTRANSLATE2 and row.reason is not None:
@@ -84,11 +94,14 @@ def test_building_leaves_the_random_numbers_as_they_are(small: ModelSettings) ->
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", ["diff", "Llama", "Llama, plain torch", CTRANSLATE2])
+@pytest.mark.parametrize("name", ["diff", "Llama", "diff, compiled", "Llama, compiled", CTRANSLATE2])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_decoded_token_has_the_logits_of_the_whole_text(small: ModelSettings, name: str, batch: int) -> None:
+def test_a_decoded_token_has_the_logits_of_the_whole_text(
+    small: ModelSettings, name: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name == CTRANSLATE2:
         pytest.importorskip("ctranslate2", reason="it is in the environment of `make bench-anchors` alone")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     small = dataclasses.replace(small, batch=batch)
     model, tokens = build(name, small), tokens_of(small, DECODE, 24)
     decode = decode_run(name, model, tokens, "float32")

@@ -46,9 +46,15 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-# The graphs of torch.compile call it, so that they do not unpack the weights for every token.
+def _product_in_graph(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    # A graph has none of the tensors that `token_step` looks for, which takes longer than the call.
+    out = torch.ops.diff_transformer_cpu.multiplied_int8.default(x, weight, scale) if available_to_auto() else None
+    return _product(x, weight, scale) if out is None else out
+
+
+# One operator of a graph, so that it does not unpack the weights for every token.
 torch.library.define("diff_transformer::int8_product", "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
-torch.library.impl("diff_transformer::int8_product", "CPU", _product)
+torch.library.impl("diff_transformer::int8_product", "CPU", _product_in_graph)
 torch.library.register_fake("diff_transformer::int8_product", lambda x, w, _: x.new_empty(*x.shape[:-1], len(w)))
 
 
@@ -112,7 +118,7 @@ class Int8Quantizer(HfQuantizer):
         True
     """
 
-    is_trainable = False
+    is_trainable, is_compileable = False, True
 
     def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         """Return bfloat16, whatever is asked for."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from diff_lab.bench.benchmark import (
     BASELINE,
@@ -27,17 +27,22 @@ from diff_lab.bench.benchmark import (
     try_run,
     wall_clock,
 )
-from diff_lab.bench.model_anchors import CTranslate2Decoding, decode_plainly
+from diff_lab.bench.model_anchors import WARM, CTranslate2Decoding
 from diff_transformer.model import DiffCache, DiffTransformerForCausalLM, Int8Config
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 from diff_transformer.utils.environment import installed_version
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
-PLAIN, CTRANSLATE2 = "Llama, plain torch", "CTranslate2"
+COMPILED, LLAMA_COMPILED, CTRANSLATE2 = "diff, compiled", "Llama, compiled", "CTranslate2"
 INT8 = "int8"
 # Candidates that get more rows, relative to others than the baseline.
-OTHER_BASES = {DIFF: (LLAMA, PLAIN, CTRANSLATE2), DIFF_LLAMA: (LLAMA,)}
+OTHER_BASES = {
+    DIFF: (LLAMA, CTRANSLATE2),
+    COMPILED: (LLAMA_COMPILED, CTRANSLATE2),
+    DIFF_LLAMA: (LLAMA,),
+}
 LEARNING_RATE = 1e-4
+TOKENS = 64  # in a row, that are timed
 ROUNDINGS = 8  # to the dtype, on the way through a model
 
 # A row that is checked and not timed yet, of each model in a pass at a length in a dtype.
@@ -139,19 +144,37 @@ class MeasuredModel:
     decoder: Callable[[Any, Tensor, str], Callable[[], Tensor]] | None = None
 
 
+def _decode_compiled(model: Any, tokens: Tensor, dtype: str) -> Callable[[], Tensor]:
+    """Return a run that decodes as that of :func:`decode_run`, in one graph and behind a static cache."""
+    model, count, last = cast(model.eval(), dtype), tokens.shape[1] - 1, tokens[:, -1:]
+    cache = StaticCache(config=model.config, max_cache_len=count + 1)
+    with torch.no_grad():
+        model(tokens[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    torch.compiler.reset()  # which keeps few graphs of one function, and the other cases' are needed no more
+    step = torch.compile(model.forward, fullgraph=True, dynamic=False)
+    inputs = {"past_key_values": cache, "position_ids": torch.full_like(last[:1], count)}
+
+    @torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)  # of calls that are all alike
+    @torch.no_grad()
+    def decode() -> Tensor:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(count)
+        logits: Tensor = step(last, **inputs, use_cache=True).logits
+        return logits
+
+    return decode
+
+
 _OURS, _PLAIN = "diff_attention", "diff_attention_reference"
 _LLAMA = "eager", "sdpa", {"model_type": "llama"}
 _SOFTMAX, _DIFF = ({"model_type": "diff_transformer", "attention_type": kind} for kind in ("softmax", "diff"))
 MODELS = {
     BASELINE: MeasuredModel("our Transformer, torch's SDPA", "eager", _OURS, _SOFTMAX),
     DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OURS, _DIFF),
+    COMPILED: MeasuredModel("it in one graph, with a static cache", _PLAIN, _OURS, _DIFF, _decode_compiled),
     "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', _PLAIN, "sdpa", _DIFF),
     LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", *_LLAMA),
-    PLAIN: MeasuredModel(
-        "its layers in plain torch, SDPA, keys and values written in place",
-        *_LLAMA,
-        lambda llama, tokens, dtype: decode_plainly(cast(llama, dtype), tokens),
-    ),
+    LLAMA_COMPILED: MeasuredModel("it in one graph of torch.compile, with a static cache", *_LLAMA, _decode_compiled),
     CTRANSLATE2: MeasuredModel("it by CTranslate2", *_LLAMA, CTranslate2Decoding),
     DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),
 }
@@ -312,11 +335,13 @@ def _measure_case(
     tokens, wall = batch * (1 if pass_ == DECODE else length), wall_clock(settings.torch_device)
 
     def clock(run: Run, repeats: int) -> float:
+        if pass_ != DECODE:
+            return wall(run, repeats)
         if isinstance(run, CTranslate2Decoding):
-            return run.seconds(repeats)
-        if pass_ == DECODE:  # as behind another token, and not behind another model: CTranslate2 is timed so, too
+            return run.seconds(TOKENS)
+        for _ in range(WARM):  # a token comes behind others of its model
             run()
-        return wall(run, repeats)
+        return wall(run, TOKENS)
 
     def prepare(name: str) -> Run:
         if pass_ != DECODE:

@@ -152,16 +152,12 @@ def token_step(operator: str, *arguments: Any) -> Any:
 
     None in place of each result, or of all, if the operator or :func:`decode_fast_path` could not answer.
     """
-    if torch.is_grad_enabled() or not may_skip_dispatcher() or "auto" not in _loaded:
-        return None
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not may_skip_dispatcher():
         return None
     for x in arguments:
-        if type(x) in (int, float):
-            continue
-        if type(x) not in PLAIN or x.is_nested or not x.is_cpu:  # a proxy of torch.fx is neither
+        if type(x) not in (int, float) and (type(x) not in PLAIN or x.is_nested or not x.is_cpu):  # or a proxy of fx
             return None
-    return getattr(_operators, operator).default(*arguments)
+    return getattr(_operators, operator).default(*arguments) if "auto" in _loaded else None
 
 
 def cpu_attention(request: Request, norm: Norm | None = None) -> Tensor:
