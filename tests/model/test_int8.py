@@ -47,7 +47,7 @@ def test_the_product_is_that_of_the_rounded_weights(
     for reads_rows in (suits and dtype != torch.float16 and available_to_auto(), False):
         with torch.set_grad_enabled(not reads_rows):
             assert ((layer(x).double() - exact).abs() <= 2 * torch.finfo(dtype).eps * size).all()
-            answer = token_step("multiplied_int8", x, layer.weight, layer.weight_scale)
+            answer = token_step("multiplied_int8", x, layer.weight, layer.weight_scale, 16)
             assert (answer is not None) is reads_rows
 
 
@@ -119,7 +119,7 @@ def test_the_largest_sums_and_rows_beside_nan() -> None:
     x = torch.ones(5, 40_003, dtype=torch.bfloat16)
     x[1, 40_000], x[2, 7] = torch.nan, -torch.inf
     x[3], x[4] = 0, 2.0**-60
-    out = token_step("multiplied_int8", x, weight, scales)
+    out = token_step("multiplied_int8", x, weight, scales, 16)
     if out is not None:
         assert not out[1:3].isfinite().any()
         exact = torch.tensor([1.0, -1, 1, 1, 1]).double() * 127 * 40_003 * 2.0**-7
@@ -142,7 +142,7 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
 def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path) -> None:
     make("diff").save_pretrained(tmp_path)
     settings: dict[str, Any] = {"quantization_config": Int8Config()}
-    model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()
+    model, inputs = DiffTransformerForCausalLM.from_pretrained(tmp_path, **settings).eval(), tokens()[:1, :9]
     graphs: list[torch.fx.GraphModule] = []
 
     def compile_graph(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
@@ -154,7 +154,7 @@ def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path)
     assert (compiled.float() - eager.float()).abs().max() <= 0.05 * eager.float().abs().max()
     called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     linears = sum(isinstance(module, Int8Linear) for module in model.modules())
-    assert sum("int8_product" in name for name in called) == linears
+    assert sum("int8_product" in name for name in called) == linears * available_to_auto()
     config = CompileConfig(backend=compile_graph, mode="default")
     config._compile_all_devices = True
     static: dict[str, Any] = {"cache_implementation": "static", "max_new_tokens": 3, "do_sample": False}
@@ -162,7 +162,13 @@ def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path)
     assert len(graphs) == before
     assert torch.equal(model.generate(inputs, compile_config=config, **static), plain)
     assert len(graphs) > before
-    torch.library.opcheck(
-        torch.ops.diff_transformer.int8_product,
-        (torch.randn(2, 1, 8), torch.ones(4, 8, dtype=torch.int8), torch.ones(4)),
-    )
+    if available_to_auto():
+        weight, scales, product = (
+            torch.ones(4, 8, dtype=torch.int8),
+            torch.ones(4),
+            torch.ops.diff_transformer_cpu.int8_product,
+        )
+        torch.library.opcheck(product, (torch.randn(2, 1, 8), weight, scales))
+        torch.testing.assert_close(product(weight.float().T[:, :8].T, weight, scales), torch.full((4, 4), 8.0))
+        with pytest.raises(RuntimeError, match="x and its eight-bit weights do not fit"):
+            product(torch.ones(1, 7), weight, scales)

@@ -17,6 +17,7 @@ from diff_transformer.nn.layers import KeepsFloat32
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, token_step
 
 METHOD = "diff_transformer_int8"
+MOST_ROWS = 16  # with more, torch's product of unpacked weights is faster on some processors
 
 
 @register_quantization_config(METHOD)
@@ -39,23 +40,11 @@ class Int8Config(QuantizationConfigMixin):
 
 
 def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    out: Tensor | None = token_step("multiplied_int8", x, weight, scale)
+    out: Tensor | None = token_step("multiplied_int8", x, weight, scale, MOST_ROWS)
     if out is None:  # sums that are not scaled yet may overflow in float16
         wide = torch.float32 if x.dtype == torch.float16 else x.dtype
         out = F.linear(x.to(wide), weight.to(wide)).mul_(scale.to(wide)).to(x.dtype)
     return out
-
-
-def _product_in_graph(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    # A graph has none of the tensors that `token_step` looks for, which takes longer than the call.
-    out = torch.ops.diff_transformer_cpu.multiplied_int8.default(x, weight, scale) if available_to_auto() else None
-    return _product(x, weight, scale) if out is None else out
-
-
-# One operator of a graph, so that it does not unpack the weights for every token.
-torch.library.define("diff_transformer::int8_product", "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
-torch.library.impl("diff_transformer::int8_product", "CPU", _product_in_graph)
-torch.library.register_fake("diff_transformer::int8_product", lambda x, w, _: x.new_empty(*x.shape[:-1], len(w)))
 
 
 class Int8Linear(KeepsFloat32):
@@ -101,9 +90,15 @@ class Int8Linear(KeepsFloat32):
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
         is_graph = torch.compiler.is_compiling() and not (torch.compiler.is_exporting() or torch.is_grad_enabled())
-        product = torch.ops.diff_transformer.int8_product if is_graph and x.is_cpu else _product
-        out = product(x, self.weight, self.weight_scale)
+        if is_graph and self._suits_the_kernel(x):  # which is one operator of the graph, and unpacks no weights
+            out = torch.ops.diff_transformer_cpu.int8_product(x, self.weight, self.weight_scale)
+        else:
+            out = _product(x, self.weight, self.weight_scale)
         return out if self.bias is None else out + self.bias.to(out.dtype)
+
+    def _suits_the_kernel(self, x: Tensor) -> bool:
+        dtypes = x.dtype in (torch.float32, torch.bfloat16) and self.weight_scale.dtype == torch.float32
+        return x.is_cpu and dtypes and 0 < x.numel() <= MOST_ROWS * self.in_features and available_to_auto()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

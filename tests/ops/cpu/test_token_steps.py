@@ -118,7 +118,7 @@ def test_tokens_are_written_behind_those_seen(dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_what_the_product_in_eight_bits_does_not_take() -> None:
-    fits = {"x": normal(1, 8), "weight": torch.ones(6, 8, dtype=torch.int8), "scales": torch.ones(6)}
+    fits = {"x": normal(1, 8), "weight": torch.ones(6, 8, dtype=torch.int8), "scales": torch.ones(6), "rows": 16}
     assert token_step("multiplied_int8", *fits.values()).shape == (1, 6)
     assert token_step("multiplied_int8", *(fits | {"x": normal(2, 3, 1, 8)}).values()).shape == (2, 3, 1, 6)
     for change in (

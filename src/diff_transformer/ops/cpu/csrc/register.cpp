@@ -414,10 +414,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> appended(const Tensor& 
   return {with_added(keys_memory, key, keys, new_keys), with_added(values_memory, value, values, new_values)};
 }
 
-constexpr int64_t kMostRowsOfInt8 = 16;  // with more, torch's product of unpacked weights is faster on some processors
-
 // x (…, width) times the transposed weights (n, width) of int8, each row of which has its scale: (…, n).
-std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, const Tensor& scales) {
+std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, const Tensor& scales, int64_t most_rows) {
   for (const Tensor& each : {x, weight, scales})
     if (!is_dense_on_cpu(each) || !each.is_contiguous() || each.dim() == 0) return {};
   if (!is_float32_or_bfloat16(x) || dtype_of(weight) != aoti_torch_dtype_int8() || weight.dim() != 2) return {};
@@ -425,7 +423,7 @@ std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, con
   const Int8Weights weights{static_cast<int8_t*>(weight.data_ptr()), floats(scales), weight.size(0), weight.size(1)};
   if (weights.width != x.size(-1) || scales.numel() != weights.count || x.numel() == 0 || weights.count == 0) return {};
   const int64_t rows = x.numel() / weights.width;
-  if (rows > kMostRowsOfInt8) return {};
+  if (rows > most_rows) return {};
   std::vector<int64_t> sizes(x.dim(), weights.count);
   for (int64_t axis = 0; axis + 1 < x.dim(); ++axis) sizes[axis] = x.size(axis);
   const Tensor out = new_empty(x, x.scalar_type(), sizes);
@@ -433,11 +431,18 @@ std::optional<Tensor> multiplied_int8(const Tensor& x, const Tensor& weight, con
   return out;
 }
 
+// In a graph, which asks for it only where it can answer.
+Tensor int8_product(const Tensor& x, const Tensor& weight, const Tensor& scales) {
+  const std::optional<Tensor> out = multiplied_int8(contiguous(x), contiguous(weight), contiguous(scales), x.numel());
+  STD_TORCH_CHECK(out.has_value(), "x and its eight-bit weights do not fit");
+  return *out;
+}
+
 std::string products() { return kernels->bfloat16_products(); }
 
 }  // namespace
 
-// cpu_backend.py defines forward and backward, so that torch knows them before this library is loaded.
+// cpu_backend.py defines those of graphs, so that torch knows them before this library is loaded.
 STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
@@ -449,7 +454,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "appended(Tensor keys, Tensor(a!) keys_memory, Tensor new_keys, Tensor values, Tensor(b!) values_memory,"
       " Tensor new_values) -> (Tensor(a)?, Tensor(b)?)");
-  library.def("multiplied_int8(Tensor x, Tensor weight, Tensor scales) -> Tensor?");
+  library.def("multiplied_int8(Tensor x, Tensor weight, Tensor scales, int most_rows) -> Tensor?");
   library.def("bfloat16_products() -> str");
   library.def("use(str capability) -> ()");
 }
@@ -457,6 +462,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, library) {
   library.impl("forward", TORCH_BOX(&forward));
   library.impl("backward", TORCH_BOX(&backward));
+  library.impl("int8_product", TORCH_BOX(&int8_product));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, library) {
