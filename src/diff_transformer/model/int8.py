@@ -1,8 +1,7 @@
 """Loads the linear layers of a model in eight bits, for decoding on a CPU, by transformers' ``quantization_config``.
 
-Decoding reads every weight once a token, so half the bytes of bfloat16 are most of half the time. A row of a weight is
-int8 times one scale. The CPU kernel multiplies few tokens by such rows without unpacking them; torchao's weights are of
-the same kind, but unpacked at each call unless torch.compile fuses the two.
+Decoding reads every weight once a token, so half of bfloat16's bytes take little more than half the time. The kernel of
+the CPU multiplies few tokens by them as they are; torchao unpacks its own at each call unless it is compiled.
 """
 
 from typing import Any
@@ -45,6 +44,13 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         wide = torch.float32 if x.dtype == torch.float16 else x.dtype
         out = F.linear(x.to(wide), weight.to(wide)).mul_(scale.to(wide)).to(x.dtype)
     return out
+
+
+# Operators of graphs, in which torch.compile would unpack the weights for every token: the kernel's own for few rows.
+for _name in ("diff_transformer::int8_product", "diff_transformer_cpu::int8_product"):
+    torch.library.define(_name, "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
+    torch.library.register_fake(_name, lambda x, weight, _: x.new_empty(*x.shape[:-1], len(weight)))
+torch.library.impl("diff_transformer::int8_product", "CPU", _product)
 
 
 class Int8Linear(KeepsFloat32):
@@ -90,15 +96,14 @@ class Int8Linear(KeepsFloat32):
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
         is_graph = torch.compiler.is_compiling() and not (torch.compiler.is_exporting() or torch.is_grad_enabled())
-        if is_graph and self._suits_the_kernel(x):  # which is one operator of the graph, and unpacks no weights
-            out = torch.ops.diff_transformer_cpu.int8_product(x, self.weight, self.weight_scale)
-        else:
-            out = _product(x, self.weight, self.weight_scale)
+        product = self._product_of_graph(x) if is_graph and x.is_cpu else _product
+        out: Tensor = product(x, self.weight, self.weight_scale)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
-    def _suits_the_kernel(self, x: Tensor) -> bool:
-        dtypes = x.dtype in (torch.float32, torch.bfloat16) and self.weight_scale.dtype == torch.float32
-        return x.is_cpu and dtypes and 0 < x.numel() <= MOST_ROWS * self.in_features and available_to_auto()
+    def _product_of_graph(self, x: Tensor) -> Any:
+        known = x.dtype in (torch.float32, torch.bfloat16) and self.weight_scale.dtype == torch.float32
+        suits = known and 0 < x.numel() <= MOST_ROWS * self.in_features and available_to_auto()
+        return (torch.ops.diff_transformer_cpu if suits else torch.ops.diff_transformer).int8_product
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

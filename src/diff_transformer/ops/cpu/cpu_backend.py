@@ -104,10 +104,8 @@ torch.library.define(
     f"Tensor? grad_statistics, {SIGNAL_SCHEMA}) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam, "
     "Tensor grad_signal)",
 )
-torch.library.define("diff_transformer_cpu::int8_product", "(Tensor x, Tensor weight, Tensor scales) -> Tensor")
 _operators = torch.ops.diff_transformer_cpu
 torch.library.register_fake(_operators.forward.default, _fake_forward)
-torch.library.register_fake(_operators.int8_product.default, lambda x, w, _: x.new_empty(*x.shape[:-1], len(w)))
 register_gradient("cpu", _operators.forward.default, _operators.backward.default, statistics=1)
 
 

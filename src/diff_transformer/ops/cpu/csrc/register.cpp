@@ -442,7 +442,7 @@ std::string products() { return kernels->bfloat16_products(); }
 
 }  // namespace
 
-// cpu_backend.py defines those of graphs, so that torch knows them before this library is loaded.
+// Python defines those of graphs, so that torch knows them before this library is loaded.
 STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, library) {
   library.def(
       "decode_fast_path(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
