@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from budget import BACKENDS, Case, Problem, build, operator_arguments, prepared, skip_unless_it_takes
@@ -223,6 +224,16 @@ def test_forward_mode_is_refused_or_done(backend: str) -> None:
         derivative(backend)
     assert derivative("auto").norm() > 0
     torch.testing.assert_close(derivative("auto"), derivative("reference"))
+
+
+def test_a_graph_in_forward_mode_keeps_derivatives() -> None:
+    q, k, v, *_ = operator_arguments(CASES["causal"])
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    compiled(q, k, v, 0.5)  # a graph of its own
+    with forward_ad.dual_level():
+        outs = [call(forward_ad.make_dual(q, q), k, v, 0.5) for call in (compiled, diff_attention)]
+        tangent, expected = (forward_ad.unpack_dual(out).tangent for out in outs)
+        torch.testing.assert_close(tangent, expected)
 
 
 def test_reference_has_second_derivatives() -> None:

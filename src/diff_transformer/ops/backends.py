@@ -51,11 +51,9 @@ _DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 _OPAQUE = ("blockwise", "flex", "cpu", "triton", *PACKAGES)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Return whether torch.func or forward mode is at work, in which an operator of ours would lose derivatives."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def _learns_mask(attn_mask: object) -> bool:
@@ -67,7 +65,7 @@ def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -
     q, attn_mask = request.q, request.attn_mask
     if dropout_p and backend not in _DROPPING:
         return "it drops no attention weights (dropout); use 'reference' or 'sdpa'"
-    if backend in _OPAQUE and _is_transformed():
+    if backend in _OPAQUE and is_transformed():
         return "its operator has no place in torch.func or in forward mode; use 'reference', or in torch.func 'sdpa'"
     if backend != "flex" and attn_mask is not None and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
@@ -95,7 +93,7 @@ def choose(request: Request, dropout_p: float = 0.0) -> str:
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
-    if _is_transformed() or _learns_mask(attn_mask):
+    if is_transformed() or _learns_mask(attn_mask):
         return "reference"
     if dropout_p:
         return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula

@@ -194,11 +194,8 @@ def _forward(request: Request) -> tuple[Tensor, Tensor]:
 def _few_normed(request: Request, norm: Norm) -> Tensor | None:
     """Answer as :func:`decode_fast_path`: a call that is the first, or not in its form, shall give the same bits."""
     *fields, segment_bounds, signal_weight = request
-    if (
-        segment_bounds is not None
-        or (torch.is_grad_enabled() and norm.weight.requires_grad)
-        or not may_skip_dispatcher()
-    ):
+    needs_gradient = torch.is_grad_enabled() and norm.weight.requires_grad
+    if segment_bounds is not None or needs_gradient or not may_skip_dispatcher():
         return None
     with torch.no_grad():
         answer: Tensor | None = _operators.decode_fast_path.default(*fields, *norm, signal_weight)
