@@ -13,6 +13,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from diff_transformer.nn.layers import KeepsFloat32
+from diff_transformer.ops.backends import is_transformed
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, token_step
 
 METHOD = "diff_transformer_int8"
@@ -42,15 +43,16 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     out: Tensor | None = token_step("multiplied_int8", x, weight, scale, MOST_ROWS)
     if out is None:  # sums that are not scaled yet may overflow in float16
         wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-        out = F.linear(x.to(wide), weight.to(wide)).mul_(scale.to(wide)).to(x.dtype)
+        # The pattern of inductor for such products, which fails, asks for a factor in bfloat16.
+        factor = scale if torch.compiler.is_compiling() else scale.to(wide)
+        out = F.linear(x.to(wide), weight.to(wide)).mul_(factor).to(x.dtype)
     return out
 
 
-# Operators of graphs, in which torch.compile would unpack the weights for every token: the kernel's own for few rows.
-for _name in ("diff_transformer::int8_product", "diff_transformer_cpu::int8_product"):
-    torch.library.define(_name, "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
-    torch.library.register_fake(_name, lambda x, weight, _: x.new_empty(*x.shape[:-1], len(weight)))
-torch.library.impl("diff_transformer::int8_product", "CPU", _product)
+# The kernel's product in a graph, in which torch.compile would unpack the weights for every token.
+_OF_GRAPH = "diff_transformer_cpu::int8_product"
+torch.library.define(_OF_GRAPH, "(Tensor x, Tensor weight, Tensor scale) -> Tensor")
+torch.library.register_fake(_OF_GRAPH, lambda x, weight, _: x.new_empty(*x.shape[:-1], len(weight)))
 
 
 class Int8Linear(KeepsFloat32):
@@ -95,15 +97,16 @@ class Int8Linear(KeepsFloat32):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias."""
-        is_graph = torch.compiler.is_compiling() and not (torch.compiler.is_exporting() or torch.is_grad_enabled())
-        product = self._product_of_graph(x) if is_graph and x.is_cpu else _product
+        is_step_of_graph = torch.compiler.is_compiling() and self._is_step(x)
+        product = torch.ops.diff_transformer_cpu.int8_product if is_step_of_graph else _product
         out: Tensor = product(x, self.weight, self.weight_scale)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
-    def _product_of_graph(self, x: Tensor) -> Any:
+    def _is_step(self, x: Tensor) -> bool:
+        if torch.compiler.is_exporting() or torch.is_grad_enabled() or is_transformed() or not x.is_cpu:
+            return False
         known = x.dtype in (torch.float32, torch.bfloat16) and self.weight_scale.dtype == torch.float32
-        suits = known and 0 < x.numel() <= MOST_ROWS * self.in_features and available_to_auto()
-        return (torch.ops.diff_transformer_cpu if suits else torch.ops.diff_transformer).int8_product
+        return known and 0 < x.numel() <= MOST_ROWS * self.in_features and available_to_auto()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
