@@ -140,14 +140,20 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.all
 def test_graphs_that_unpack_weights() -> None:
-    """Where no gradient is needed although they are enabled, in an exported program and in forward mode."""
+    """Where no gradient is needed although they are enabled, and in an exported program."""
     torch.compiler.reset()
     layer, x = Int8Linear.of(nn.Linear(64, 32, dtype=torch.bfloat16)), torch.randn(2, 64).bfloat16()
     torch.testing.assert_close(torch.compile(layer)(x), layer(x))  # by inductor, which has a pattern for the product
     torch.testing.assert_close(torch.compile(torch.export.export(layer, (x,)).module())(x), layer(x))
-    with torch.no_grad():
-        product = torch.compile(lambda x: torch.func.jvp(layer, (x,), (x,))[1], backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(product(x) + layer.bias.bfloat16(), layer(x), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")  # torch's own
+@torch.no_grad()
+def test_a_compiled_product_has_a_forward_derivative() -> None:
+    torch.compiler.reset()
+    layer, x = Int8Linear.of(nn.Linear(64, 32, dtype=torch.bfloat16)), torch.randn(2, 64).bfloat16()
+    product = torch.compile(lambda x: torch.func.jvp(layer, (x,), (x,))[1], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(product(x) + layer.bias.bfloat16(), layer(x), rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
