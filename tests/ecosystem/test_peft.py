@@ -20,6 +20,7 @@ from byte_models import make, tokens, train
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_types import ATTENTION_TYPES
 from diff_transformer.model import text_embeddings
+from diff_transformer.model.cache import CACHE_NAME
 from full_run import short_run
 from tiny_model import DIFFERENTIAL, KINDS, NOT_LATENT, PAIRED
 from tiny_model import check_rounding as check
@@ -211,7 +212,12 @@ def test_prefix_tuning(kind: str, projection: bool, tmp_path: Path) -> None:
     loaded = PeftModel.from_pretrained(make(kind), tmp_path)
     check(loaded(inputs).logits, expected)
     arguments: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    written = loaded.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **arguments)
+    arguments |= {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
+    if CACHE_NAME == "cache":  # PEFT 0.21 knows the old name alone, and a Llama writes as if there were no prefix
+        with pytest.raises(ValueError, match="two names of one argument"):
+            loaded.generate(**arguments)
+        return
+    written = loaded.generate(**arguments)
     for length in range(inputs.shape[1], written.shape[1]):
         assert torch.equal(loaded(written[:, :length]).logits[:, -1].argmax(-1), written[:, length])
 

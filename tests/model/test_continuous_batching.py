@@ -13,13 +13,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-from diff_transformer.model import modeling
-from tiny_model import NOT_LATENT, PAIRED, kinds, make
-
-READS_THE_CACHE_VIEW = modeling._reads_the_cache_view()
-pytestmark = pytest.mark.skipif(
-    not READS_THE_CACHE_VIEW, reason="this transformers sizes its paged cache by the Transformer's heads"
-)
+from tiny_model import NOT_LATENT, kinds, make
 
 kind = kinds(NOT_LATENT)
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
@@ -37,12 +31,6 @@ PAGE_SIZE = "page_size" if "page_size" in {field.name for field in fields(Contin
 # Pages of 4 tokens. The longest request takes 7 of them, all of them together some 20.
 ROOMY = {"num_blocks": 32, "max_batch_tokens": 64}
 TIGHT = {"num_blocks": 9, "max_batch_tokens": 8}
-
-
-@pytest.fixture(autouse=True)
-def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read the source of transformers takes a quarter of most of these tests."""
-    monkeypatch.setattr(modeling, "_reads_the_cache_view", lambda: READS_THE_CACHE_VIEW)
 
 
 def settings(**changes: Any) -> GenerationConfig:
@@ -104,15 +92,3 @@ def test_layers_with_a_window(kind: str) -> None:
 def test_a_cache_of_latents_is_not_paged() -> None:
     with pytest.raises(NotImplementedError, match=r"keys and values of one width, .* 'gdla' does not cache\.$"):
         generated_in_batch(make("gdla"))
-
-
-def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Transformer and V2 cache what their configuration says, so they run there as well."""
-    monkeypatch.setattr(modeling, "_reads_the_cache_view", lambda: False)
-    model, expected = shared_model(kind, make)
-    if kind in PAIRED:
-        with pytest.raises(NotImplementedError, match=f"'{kind}' needs a transformers"):
-            generated_in_batch(model)
-        assert model.config._attn_implementation == "diff_attention"
-    else:
-        assert generated_in_batch(model) == expected

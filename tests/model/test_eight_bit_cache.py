@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_transformer.model import cache as model_cache
-from diff_transformer.model.cache import DiffCache
+from diff_transformer.model.cache import CACHE_NAME, DiffCache
 from diff_transformer.ops import packed
 from diff_transformer.ops.cpu import cpu_backend
 from diff_transformer.ops.packed import pack, unpack
@@ -98,7 +98,7 @@ def test_others_take_it_and_theirs_stays() -> None:
     llama, inputs = LlamaForCausalLM(LlamaConfig(vocab_size=29, **sizes)).eval(), tokens()
     with torch.no_grad():
         cache = DiffCache(llama.config, bits=8)
-        parts = [llama(part, past_key_values=cache).logits for part in inputs.split((8, 1), 1)]
+        parts = [llama(part, **{CACHE_NAME: cache}).logits for part in inputs.split((8, 1), 1)]
         torch.testing.assert_close(torch.cat(parts, 1), llama(inputs).logits, rtol=0.05, atol=0.05)
     settings = {"cache_implementation": "quantized", "cache_config": {"backend": "nobody's"}, "max_new_tokens": 2}
     with pytest.raises(ValueError, match="nobody's"):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerForSequenceClassification
+from diff_transformer.model.cache import CACHE_NAME
 from tiny_model import CACHES, make, tokens
 from tiny_model import check_rounding as check
 
@@ -72,6 +73,28 @@ def test_beams(kind: str, options: dict[str, Any]) -> None:
     assert not torch.equal(expected, greedily(model, inputs))
 
 
+@pytest.mark.parametrize("name", sorted({CACHE_NAME, "past_key_values"}))
+def test_a_cache_by_each_of_its_names(name: str) -> None:
+    """transformers says ``cache`` as of 5.24, and passes it to models and layers by that name."""
+    model, inputs = make("diff"), tokens()
+    cache, hidden = DynamicCache(config=model.config), torch.zeros(1, 3, model.config.hidden_size, dtype=model.dtype)
+    model(inputs[:, :6], **{name: cache})
+    torch.testing.assert_close(model(inputs[:, 6:], **{name: cache}).logits, model(inputs).logits[:, 6:])
+    cache, embeddings = DynamicCache(config=model.config), model.model.rotary_emb(hidden, torch.arange(3)[None])
+    model.model.layers[0](hidden, position_embeddings=embeddings, **{name: cache})
+    assert cache.get_seq_length() == 3
+    classifier = DiffTransformerForSequenceClassification(model.config)
+    assert classifier(inputs[:1], **{name: DynamicCache(config=model.config)})[CACHE_NAME].get_seq_length() == 9
+
+
+@pytest.mark.skipif(CACHE_NAME == "past_key_values", reason="transformers before 5.24")
+def test_two_caches_are_refused() -> None:
+    model = make("diff")
+    caches = {name: DynamicCache(config=model.config) for name in ("cache", "past_key_values")}
+    with pytest.raises(ValueError, match="cache and past_key_values are two names of one argument"):
+        model(tokens(), **caches)
+
+
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
 def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any]) -> None:
     model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]
@@ -85,8 +108,8 @@ def test_going_on_from_a_cache(kind: str) -> None:
     """A second call of generate, with the cache of the first."""
     model, inputs = make(kind), tokens()
     expected, cache = greedily(model, inputs), DynamicCache(config=model.config)
-    first = generate(model, inputs, max_new_tokens=4, past_key_values=cache)
-    assert torch.equal(generate(model, first, max_new_tokens=6, past_key_values=cache), expected)
+    first = generate(model, inputs, max_new_tokens=4, **{CACHE_NAME: cache})
+    assert torch.equal(generate(model, first, max_new_tokens=6, **{CACHE_NAME: cache}), expected)
 
 
 @pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])

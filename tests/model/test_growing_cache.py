@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model.cache import DiffCache
+from diff_transformer.model.cache import CACHE_NAME, DiffCache
 from diff_transformer.ops import operator
 from diff_transformer.ops.cpu.cpu_backend import decode_fast_path
 from tiny_model import DIFFERENTIAL, make, tokens
@@ -30,7 +30,7 @@ def both(model: DiffTransformerForCausalLM, inputs: Tensor, **options: Any) -> t
     """What generate gives with its own cache, and with a DynamicCache of the caller's."""
     settings = {"attention_mask": torch.ones_like(inputs), **SETTINGS, **options}
     given = DynamicCache(config=model.config)
-    own, expected = model.generate(inputs, **settings), model.generate(inputs, past_key_values=given, **settings)
+    own, expected = model.generate(inputs, **settings), model.generate(inputs, **{CACHE_NAME: given}, **settings)
     assert type(own.past_key_values) is DiffCache
     assert expected.past_key_values is given
     return own, expected
@@ -65,7 +65,7 @@ def test_other_ways_to_generate(kind: str, options: dict[str, Any]) -> None:
     model, inputs, sequences = make(kind, torch.float32), tokens(), []
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
-    for cache in ({}, {"past_key_values": DynamicCache(config=model.config)}):
+    for cache in ({}, {CACHE_NAME: DynamicCache(config=model.config)}):
         torch.manual_seed(3)
         sequences.append(model.generate(inputs, attention_mask=mask, **{**SETTINGS, **options}, **cache).sequences)
     assert torch.equal(*sequences)
@@ -77,7 +77,7 @@ def test_a_text_is_gone_on_with() -> None:
     own, expected = both(model, inputs, max_new_tokens=4)
     cache = own.past_key_values
     longer = [
-        model.generate(own.sequences, **SETTINGS, attention_mask=torch.ones_like(own.sequences), past_key_values=past)
+        model.generate(own.sequences, **SETTINGS, attention_mask=torch.ones_like(own.sequences), **{CACHE_NAME: past})
         for past in (copy.deepcopy(cache), expected.past_key_values, cache)
     ]
     for others in longer[1:]:

@@ -31,6 +31,7 @@ from diff_lab.measure.attention_logits import (
 from diff_lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_lab.measure.standard import first_tokens, language_loss
 from diff_lab.record import Result
+from diff_transformer.model.cache import CACHE_NAME
 from diff_transformer.nn import DifferentialAttention
 from tiny_model import KINDS, SIZES, check_rounding
 
@@ -91,7 +92,7 @@ def test_whole_logits_are_ordinary_attention(model: Any) -> None:
             shown = padding.bool() if "attention_mask" in situation else torch.ones_like(padding).bool()
             check_rounding(answer[shown], output[shown])
         cache = DynamicCache(config=model.config)
-        parts = [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split([5, 6, 1], dim=1)]
+        parts = [model(part, use_cache=True, **{CACHE_NAME: cache}).logits for part in tokens.split([5, 6, 1], dim=1)]
         check_rounding(torch.cat(parts, dim=1), expected[0])
     assert model.config._attn_implementation == "sdpa"
 

@@ -33,11 +33,12 @@ class Counter(LlamaForCausalLM):
 
     forgets = False
 
-    def forward(self, input_ids: Tensor, past_key_values: DynamicCache, use_cache: bool) -> Any:
+    def forward(self, input_ids: Tensor, use_cache: bool, **caches: DynamicCache) -> Any:
         assert use_cache
+        (cache,) = caches.values()
         keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
         keys[:, 0, :, 0] = input_ids
-        seen, _ = past_key_values.update(keys, keys, 0)
+        seen, _ = cache.update(keys, keys, 0)
         rows = seen[:, 0, :, 0].long()
         logits = torch.zeros(*input_ids.shape, 9)
         for row, tokens in enumerate(rows.tolist()):

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from diff_transformer._version import INSTALL, __version__
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, shard_bytes
+from diff_transformer.model.cache import CACHE_NAME
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.utils.files import atomic_directory
 
@@ -157,7 +158,7 @@ class Step(nn.Module):
 def _trace(model: Any) -> Any:
     """Return the graph, with batch and lengths left open."""
     ids = torch.zeros(2, 3, dtype=torch.int64)
-    past = _cached_tensors(model(input_ids=ids, use_cache=True).past_key_values)  # as wide and as many as it caches
+    past = _cached_tensors(model(input_ids=ids, use_cache=True)[CACHE_NAME])  # as wide and as many as it caches
     batch, length, cached = map(torch.export.Dim, ("batch_size", "sequence_length", "past_sequence_length"))
     tokens, mask = {0: batch, 1: length}, {0: batch, 1: "total_sequence_length"}
     names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
@@ -232,7 +233,7 @@ def compare(model: Any, file: Path) -> None:
 def _probes(model: Any) -> Iterator[Inputs]:
     """Yield random inputs to compare on; the last cache is longer than a layer looks back, if layers have a limit."""
     generator = torch.Generator().manual_seed(0)
-    example = _cached_tensors(model(input_ids=torch.zeros(2, 1, dtype=torch.int64), use_cache=True).past_key_values)
+    example = _cached_tensors(model(input_ids=torch.zeros(2, 1, dtype=torch.int64), use_cache=True)[CACHE_NAME])
     for count, cached in ((7, 0), (1, 7), (3, (model.config.sliding_window or 8) + 3)):
         ids = torch.randint(model.config.vocab_size, (2, count), generator=generator)
         mask = torch.ones(2, cached + count, dtype=torch.int64)

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
 from diff_transformer.ops.cpu.cpu_backend import token_step
 from diff_transformer.ops.packed import pack, unpack
+
+# transformers' name of a model's cache, given and returned: "cache" as of 5.24.
+CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in BaseModelOutputWithPast.__dataclass_fields__)
 
 
 class _GrowsInPlace:

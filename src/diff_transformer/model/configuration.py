@@ -162,7 +162,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "diff_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  # the Trainer adds a list to it
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  # the Trainer adds a list to it
     base_model_pp_plan = LlamaConfig.base_model_pp_plan  # the modules have Llama's names, and take and give the same
 
     vocab_size: int = 32000

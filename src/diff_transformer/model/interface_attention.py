@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
@@ -30,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, LATENT_SIZES
-from diff_transformer.model.cache import DiffCache
+from diff_transformer.model.cache import CACHE_NAME, DiffCache
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import attend_by_document
 from diff_transformer.nn import Attention
@@ -185,10 +186,12 @@ class InterfaceAttention(Attention):
         own = values
         implementation = self.config._attn_implementation
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
-        if past_key_values is not None:
-            may_pack = takes_pairs and self.caches_values and isinstance(past_key_values, DiffCache)
-            packed = {"packed": True} if may_pack else {}
-            keys, values = past_key_values.update(keys, values, self.layer_idx, **packed)
+        cache = kwargs.pop(CACHE_NAME, past_key_values)
+        if cache is not None:
+            options: dict[str, Any] = {"kwargs": kwargs} if isinstance(cache, PagedAttentionCache) else {}  # changed
+            if takes_pairs and self.caches_values and isinstance(cache, DiffCache):
+                options = {"packed": True}
+            keys, values = cache.update(keys, values, self.layer_idx, **options)
         queries, keys, values = self.resolve_latents(queries, keys, values)
 
         lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio

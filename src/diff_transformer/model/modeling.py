@@ -1,6 +1,5 @@
 """Defines the models for transformers: their common base class, the base model and the language model."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching import ContinuousBatchingManager, PagedAttentionCache
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -21,7 +20,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.cache import DiffCache
+from diff_transformer.model.cache import CACHE_NAME, DiffCache
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, viewed_config
 from diff_transformer.model.documents import check_cu_seqlens, document_positions
@@ -71,7 +70,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules: tuple[str, ...] = ("DiffTransformerDecoderLayer",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ("past_key_values", "cache")
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -226,14 +225,15 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 additive, or a BlockMask of torch; or such masks by type of layer, as ``generate`` has.
             position_ids: (B, N); counted on from the cached tokens unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
-            past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
+            past_key_values: a cache of transformers', which calls it ``cache`` as of 5.24; an encoder (``is_causal``
+                False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
                 :mod:`diff_transformer.model.documents`. With our own implementations no mask or cache is made.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``, or another shape of them; documents that
-                do not fit the rest; a cache for an encoder; a context without ``position_ids``.
+                do not fit the rest; two caches, or one for an encoder; a context without ``position_ids``.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
@@ -250,7 +250,12 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is not None and position_ids.shape[-1] > whole.shape[1]:  # this rank has a part
             whole = whole[:, :1].expand(-1, position_ids.shape[-1], -1)
         check_mask_kind(attention_mask)
-        if past_key_values is not None and not self.config.is_causal:
+        cache = kwargs.pop(CACHE_NAME, None)
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache and past_key_values are two names of one argument: one of them may be given.")
+        past_key_values = past_key_values if cache is None else cache
+        # That of continuous batching is read through masks of its own, with is_causal=False.
+        if not (past_key_values is None or self.config.is_causal or isinstance(past_key_values, PagedAttentionCache)):
             raise ValueError(
                 "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "
                 f"{type(past_key_values).__name__}."
@@ -282,8 +287,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                     config=self.config,
                     inputs_embeds=whole,
                     attention_mask=attention_mask,
-                    past_key_values=past_of_caller if attention_mask is None else past_key_values,
                     position_ids=position_ids,
+                    **{CACHE_NAME: past_of_caller if attention_mask is None else past_key_values},
                 )
                 for layer_type in dict.fromkeys(layer_types)
             }
@@ -299,11 +304,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 attention_mask=masks[layer_type],
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
+                **{CACHE_NAME: past_key_values},
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(self.norm(hidden_states), past_key_values)
 
 
 class DiffTransformerLanguageModel(DiffTransformerPreTrainedModel):
@@ -373,6 +378,7 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         chunked_loss: bool = False,
+        cache: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next token, and the loss if ``labels`` are given.
@@ -398,15 +404,16 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            **({} if cache is None else {"cache": cache}),
             **kwargs,
         )
         logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, logits_to_keep, chunked_loss, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
         )
 
     def _prepare_cache_for_generation(
@@ -416,15 +423,15 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
 
         "quantized" is ours in eight bits, unless a ``cache_config`` says how one of transformers' is to be.
         """
-        given, bits = model_kwargs.get("past_key_values"), None
+        given, bits = model_kwargs.get(CACHE_NAME), None
         quantized = generation_config.cache_implementation == "quantized" and not generation_config.cache_config
         if given is None and quantized:
             generation_config, bits = copy(generation_config), 8
             generation_config.cache_implementation = None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        made: Any = model_kwargs.get("past_key_values")
+        made: Any = model_kwargs.get(CACHE_NAME)
         if given is None and type(made) is DynamicCache and not made.offloading:
-            cache = model_kwargs["past_key_values"] = DiffCache(self.config, generation_config.max_length - 1, bits)
+            cache = model_kwargs[CACHE_NAME] = DiffCache(self.config, generation_config.max_length - 1, bits)
             if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
                 cache.activate_past_recording()
 
@@ -437,19 +444,12 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         ``set_attn_implementation``.
 
         Raises:
-            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16);
-                or a cache of latents, which is not paged.
+            NotImplementedError: a cache of latents, which is not paged.
         """
         if self.config.spec.latent:
             raise NotImplementedError(
                 "continuous batching pages keys and values of one width, which attention_type "
                 f"{self.config.attention_type!r} does not cache."
-            )
-        config = self.config.get_text_config()
-        if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_cache_view():
-            raise NotImplementedError(
-                f"continuous batching of attention_type {self.config.attention_type!r} needs a transformers whose "
-                "paged cache takes its sizes from config.get_text_config() (5.17 or later)."
             )
         if self.config._attn_implementation in OPERATOR_IMPLEMENTATIONS:
             self.set_attn_implementation("sdpa")
@@ -463,8 +463,3 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
             super().continuous_batching_context_manager(*args, **kwargs) as manager,
         ):
             yield manager
-
-
-def _reads_the_cache_view() -> bool:
-    # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
-    return "get_text_config" in inspect.getsource(ContinuousBatchingManager)

@@ -33,17 +33,12 @@ def lambda_value(
         >>> lambda_value(*torch.zeros(4, 16), lambda_init=0.2)
         tensor(0.2000)
     """
-    q1, k1, q2, k2 = (_in_float32_at_least(x) for x in (lambda_q1, lambda_k1, lambda_q2, lambda_k2))
+    vectors = lambda_q1, lambda_k1, lambda_q2, lambda_k2
+    if refused := [x.dtype for x in vectors if not is_floating(x)]:
+        raise ValueError(f"the vectors of λ must be floating, of 16 bits or more, got {refused[0]}.")
+    q1, k1, q2, k2 = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in vectors)
     # A product and a sum instead of torch.dot: autocast would run dot in half precision.
     return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + lambda_init
-
-
-def _in_float32_at_least(vector: Tensor) -> Tensor:
-    if vector.dtype == torch.float32:  # at once: while decoding, every step for a token counts
-        return vector
-    if not is_floating(vector):
-        raise ValueError(f"the vectors of λ must be floating, of 16 bits or more, got {vector.dtype}.")
-    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:

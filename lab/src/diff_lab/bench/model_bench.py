@@ -29,6 +29,7 @@ from diff_lab.bench.benchmark import (
 )
 from diff_lab.bench.model_anchors import WARM, CTranslate2Decoding
 from diff_transformer.model import DiffCache, DiffTransformerForCausalLM, Int8Config
+from diff_transformer.model.cache import CACHE_NAME
 from diff_transformer.ops.reference import rounding_band, share_of_allowed
 from diff_transformer.utils.environment import installed_version
 
@@ -149,10 +150,10 @@ def _decode_compiled(model: Any, tokens: Tensor, dtype: str) -> Callable[[], Ten
     model, count, last = cast(model.eval(), dtype), tokens.shape[1] - 1, tokens[:, -1:]
     cache = StaticCache(config=model.config, max_cache_len=count + 1)
     with torch.no_grad():
-        model(tokens[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(tokens[:, :-1], use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
     torch.compiler.reset()  # which keeps few graphs of one function, and the other cases' are needed no more
     step = torch.compile(model.forward, fullgraph=True, dynamic=False)
-    inputs = {"past_key_values": cache, "position_ids": torch.full_like(last[:1], count)}
+    inputs = {CACHE_NAME: cache, "position_ids": torch.full_like(last[:1], count)}
 
     @torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)  # of calls that are all alike
     @torch.no_grad()
@@ -213,7 +214,7 @@ def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
     """Return a cache that holds the tokens, of the class that ``generate`` makes for the model."""
     cache = (DiffCache if isinstance(model, DiffTransformerForCausalLM) else DynamicCache)(config=model.config)
     with torch.no_grad():
-        model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(tokens, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
     return cache
 
 
@@ -226,7 +227,7 @@ def decode_run(name: str, model: Any, tokens: Tensor, dtype: str) -> Callable[[]
 
     @torch.no_grad()
     def decode() -> Tensor:
-        logits: Tensor = model(last, past_key_values=cache, use_cache=True).logits
+        logits: Tensor = model(last, use_cache=True, **{CACHE_NAME: cache}).logits
         cache.crop(-1)
         return logits
 

@@ -14,6 +14,7 @@ from diff_lab.data.retrieval_task import most_frequent
 from diff_lab.measure.measurement import EvalInput
 from diff_lab.record import Interval, Result
 from diff_lab.statistics import mean_interval, proportion_interval
+from diff_transformer.model.cache import CACHE_NAME
 
 BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
 
@@ -76,13 +77,13 @@ def greedy_label(model: Any, labels: Sequence[tuple[int, ...]], prompt: Tensor, 
     output = model.generate(
         prompt[None].to(model.device),
         attention_mask=torch.ones_like(prompt)[None].to(model.device),
-        past_key_values=cache,
         prefix_allowed_tokens_fn=following,
         do_sample=False,
         num_beams=1,
         max_new_tokens=max(map(len, labels)),
         eos_token_id=None,
         pad_token_id=end,
+        **{CACHE_NAME: cache},
     )
     answer = tuple(output[0, len(prompt) :].tolist())
     return next(number for number, label in enumerate(labels) if answer[: len(label)] == label)

@@ -25,6 +25,7 @@ from diff_lab.measure.answers import greedy_label, proportion_record, share_reco
 from diff_lab.measure.measurement import Count, Counts, EvalInput, Measurement, Several, Shares, Text, data_of
 from diff_lab.record import Baseline, Result
 from diff_lab.statistics import mean_interval, variance_beyond_chance
+from diff_transformer.model.cache import CACHE_NAME
 
 ACCURACY = "many_shot/accuracy"
 ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
@@ -88,9 +89,9 @@ def order_results(
 def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
     """Return which queries get their right label as the most likely of the episode's: (Q,) boolean."""
     cache = DynamicCache(config=model.config)
-    model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
+    model(input_ids=episode.prompt(order)[None].to(model.device), use_cache=True, **{CACHE_NAME: cache})
     cache.batch_repeat_interleave(len(episode.queries))
-    logits = model(input_ids=episode.queries.to(model.device), past_key_values=cache, use_cache=True).logits
+    logits = model(input_ids=episode.queries.to(model.device), use_cache=True, **{CACHE_NAME: cache}).logits
     chosen = logits[:, -1].cpu()[:, episode.candidates].argmax(-1)
     return episode.candidates[chosen] == episode.answers
 
@@ -211,7 +212,7 @@ class LabelledPrompt:
         """Return which questions get their right label, by greedy decoding along the labels."""
         read = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids=self.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
+            model(input_ids=self.demonstrations[None].to(model.device), use_cache=True, **{CACHE_NAME: read})
         return [
             greedy_label(model, self.labels, torch.cat((self.demonstrations, question)), copy.deepcopy(read)) == answer
             for question, answer in zip(self.questions, self.answers, strict=True)
