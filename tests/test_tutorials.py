@@ -18,7 +18,7 @@ pyplot = pytest.importorskip("matplotlib.pyplot")
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
-RESULTS = str(ROOT / "lab" / "results" / "cpu")
+RESULTS = str(ROOT / "lab" / "results")
 
 # Tutorial → what its cell of parameters is replaced with.
 SMALL: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@
 # measurements at the end.*
 
 # %% tags=["parameters"]
-RESULTS = "../../lab/results/cpu"  # the measurements that the last section reads, in a checkout
+RESULTS = "../../lab/results"  # the measurements that the last section reads, in a checkout
 
 # %%
 # %config InlineBackend.figure_formats = ["svg"]
@@ -473,8 +473,10 @@ def against(path: Path, variant: str, other: str) -> list[Comparison]:
     return [row for row in rows if (row.variant, row.against) == (variant, other)]
 
 
+# The models of a larger size stand in the place of small ones, where an experiment has both.
+FILES = {path.stem: path for size in ("cpu", "night_models") for path in sorted(Path(RESULTS, size).glob("*.json"))}
 behind = 0
-for path in sorted(Path(RESULTS).glob("*.json")):
+for path in FILES.values():
     contrary = [row for row in against(path, "diff", "softmax") if row.verdict == "contrary"]
     behind += len(contrary)
     for row in contrary[-1:]:
@@ -487,8 +489,7 @@ assert behind > 0
 # Is it the norm? One row of the paper's Table 6 leaves it out, together with its factor:
 
 # %%
-table6 = Path(RESULTS) / "table6.json"
-(kept,) = (row for row in against(table6, "diff", "diff, no headwise norm") if row.name == "repeats/loss")
+(kept,) = (row for row in against(FILES["table6"], "diff", "diff, no headwise norm") if row.name == "repeats/loss")
 print("here:         loss with the norm {:.3f}, without {:.3f}".format(*kept.ours))
 print("in the paper: loss with the norm {:.3f}, without {:.3f}".format(*kept.paper))
 assert kept.ours[0] > kept.ours[1]
@@ -500,7 +501,7 @@ assert kept.paper[0] < kept.paper[1]
 # tell which of the two yours will be like. And here is where DIFF is **ahead**:
 
 # %%
-ahead = [(path.stem, row) for path in sorted(Path(RESULTS).glob("*.json")) for row in against(path, "diff", "softmax")]
+ahead = [(name, row) for name, path in FILES.items() for row in against(path, "diff", "softmax")]
 ahead = [(name, row) for name, row in ahead if row.verdict == "reproduced"]
 for name, row in ahead:
     where = ", ".join(f"{key} {value}" for key, value in row.coordinates.items())
@@ -517,7 +518,7 @@ assert {name for name, _ in ahead} == {"noise"}
 
 # %%
 def measured(experiment: str, name: str, **where: object) -> Comparison:
-    rows = against(Path(RESULTS) / f"{experiment}.json", "diff", "softmax")
+    rows = against(FILES[experiment], "diff", "softmax")
     return next(row for row in rows if row.name == name and where.items() <= dict(row.coordinates).items())
 
 

@@ -24,7 +24,7 @@
 # *Ten minutes to read, half a minute to run. You need a checkout, and in it `pip install . ./lab`.*
 
 # %% tags=["parameters"]
-RESULTS = "../../lab/results/cpu"  # of the checkout
+RESULTS = "../../lab/results"  # of the checkout
 DRAWS = 2000  # of experiments without a difference
 
 # %%
@@ -50,7 +50,9 @@ plt.rcParams.update({f"{part}.color": GREY for part in ("text", "xtick", "ytick"
 plt.rcParams.update({f"axes.{part}": GREY for part in ("edgecolor", "labelcolor", "titlecolor")})
 plt.rcParams.update({f"{part}.facecolor": "none" for part in ("figure", "axes", "savefig", "legend")})
 
-results = {path.stem: as_defined(read_results(path)) for path in sorted(Path(RESULTS).glob("*.json"))}
+# The models of a larger size stand in the place of small ones, where an experiment has both.
+paths = [path for size in ("cpu", "night_models") for path in sorted(Path(RESULTS, size).glob("*.json"))]
+results = {path.stem: as_defined(read_results(path)) for path in paths}
 print(f"{len(results)} experiments, {sum(len(file.comparisons) for file in results.values())} comparisons")
 
 # %% [markdown]
