@@ -57,9 +57,9 @@ class TrainingOfVariant:
 
     def plan(self) -> Generator[Sequence[Training], Sequence[FinishedRun], TrainedVariant]:
         """Yield trainings that do not depend on each other, be sent their runs, and yield more."""
-        tried = dict.fromkeys(self._preset.learning_rates, math.nan)
+        tried = dict.fromkeys(self._preset.learning_rates if self._preset.tries_rates else (), math.nan)
         remarks: list[str] = []
-        rate = next(iter(tried), self._preset.variant_recipe(self._variant).train.learning_rate)
+        rate = next(iter(self._preset.learning_rates), self._preset.variant_recipe(self._variant).train.learning_rate)
         if self._preset.tries_rates:
             yield from self._try_rates(tried)
             rate, remarks = choose_rate(tried, self._better)
@@ -226,7 +226,7 @@ def sweep_notes(preset: Preset, trained: Mapping[Variant, TrainedVariant]) -> li
     remarks: dict[str, list[str]] = {}
     seeds = preset.trials_per_rate
     for variant, outcome in trained.items():
-        for rate in (rate for rate, value in outcome.tried.items() if preset.tries_rates and math.isnan(value)):
+        for rate in (rate for rate, value in outcome.tried.items() if math.isnan(value)):
             which = f"one of the seeds 0 to {seeds - 1}" if seeds > 1 else "seed 0"
             notes.append(f"{variant.label} diverged at the learning rate {rate:g} with {which}.")
         for remark in outcome.remarks:
