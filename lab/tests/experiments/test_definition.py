@@ -87,7 +87,7 @@ def without(file: ResultsFile, label: str) -> ResultsFile:
 
 
 def test_a_comparison_in_the_headlines_place_goes_without_its_claim() -> None:
-    file = committed("fig8")
+    file = as_defined(read_results(RESULTS.parent / "night_models" / "fig8.json"))
     other = without(file, "6 bits, per tensor")
     assert file.headline is not None
     assert other.headline is not None

@@ -230,7 +230,10 @@ def test_results_on_different_texts_stand_beside_each_other(tmp_path: Path) -> N
     compared = [compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)]
     for number, text in enumerate(([], ["/data/novels"], ["/data/книги", "/data/play.txt"])):
         write_json(tmp_path / f"{number}.json", made_up("language", [], compared, text=text))
+    no_text = made_up("language", [], compared, preset="night", text=[], recipe="recall")  # not Python code either
+    write_json(tmp_path / "task.json", no_text)
     build_results_report([tmp_path])
+    assert "[Language](experiments/language-night.md)" in document(tmp_path)
     titles = ("Language on Python code", "Language on novels", "Language on книги, play.txt")
     anchors = ("language-cpu", "language-cpu-novels", "language-cpu-книги-play.txt")
     for title, anchor in zip(titles, anchors, strict=True):

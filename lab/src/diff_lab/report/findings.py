@@ -126,8 +126,9 @@ def read_experiments(
                 f"{results.preset!r}{on_text}; give one of them."
             )
         all_results.append(results)
-    on_texts = {results.name for results in all_results if results.text}
-    told = [replace(results, says_standard=results.name in on_texts) for results in all_results]
+    kinds = [(results.name, str(results.file.settings["request"].get("recipe"))) for results in all_results]
+    on_texts = {kind for kind, results in zip(kinds, all_results, strict=True) if results.text}
+    told = [replace(results, says_standard=kind in on_texts) for kind, results in zip(kinds, all_results, strict=True)]
     return sorted(told, key=_order)
 
 
