@@ -137,7 +137,7 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
         Int8Linear.of(nn.Linear(4, 4, device="meta"))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated")  # torch's own
 @pytest.mark.all
 def test_graphs_that_unpack_weights() -> None:
     """Where no gradient is needed although they are enabled, and in an exported program."""
@@ -147,7 +147,7 @@ def test_graphs_that_unpack_weights() -> None:
     torch.testing.assert_close(torch.compile(torch.export.export(layer, (x,)).module())(x), layer(x))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated")  # torch's own
 @torch.no_grad()
 def test_a_compiled_product_has_a_forward_derivative() -> None:
     torch.compiler.reset()
@@ -156,7 +156,7 @@ def test_a_compiled_product_has_a_forward_derivative() -> None:
     torch.testing.assert_close(product(x) + layer.bias.bfloat16(), layer(x), rtol=2**-6, atol=2**-6)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.all)])
 def test_a_compiled_model_does_not_unpack_weights(compiler: str, tmp_path: Path) -> None:
     make("diff").save_pretrained(tmp_path)

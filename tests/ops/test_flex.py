@@ -17,7 +17,7 @@ from diff_transformer.ops import flex
 from full_run import short_run
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # torch's own
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning"),  # so is this
     pytest.mark.skipif(
         not flex._cpu_has_vectors() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
@@ -242,7 +242,7 @@ def test_gradients_on_the_cpu_are_refused(tensor: str, stripes: BlockMask) -> No
         assert not forward(problem).requires_grad
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own
 def test_a_learned_mask_and_forward_mode_are_refused() -> None:
     problem = build(CASES["causal"])
     mask = torch.zeros(150, 150, requires_grad=True)

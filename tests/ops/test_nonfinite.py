@@ -75,7 +75,7 @@ def test_compiled(backend: str) -> None:
     check_pair(spoil(prepared(case("causal and mask bool (B, 1, 1, S)"))[0], "values"), compiled, backend)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own
 def test_under_transformations_of_torch() -> None:
     """vmap over the batch, and derivatives in forward mode, which "auto" has the reference compute."""
     problem = prepared(case("causal and mask bool (N, S)"))[0]

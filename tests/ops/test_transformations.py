@@ -17,7 +17,7 @@ pytestmark = [
     # torch takes vmap's sequences one by one through the operators that it does not know, and says so.
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
     pytest.mark.filterwarnings("ignore:torch.searchsorted.*non-contiguous:UserWarning"),  # of vmap's making
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # torch's own
 ]
 OPAQUE = ("blockwise", "cpu", "triton", "flex", "fa2", "fa3", "fa4")
 

@@ -129,7 +129,7 @@ def test_other_requests_take_the_usual_way(changes: dict[str, Any], answers: lis
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own
 def test_gradients_transformations_and_traces_take_the_usual_way(answers: list[Tensor | None]) -> None:
     """Whatever follows what the operator computes, rather than its values."""
     arguments = request()
