@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import QuantizedCache
 
 from diff_transformer.model import cache as model_cache
 from diff_transformer.model.cache import CACHE_NAME, DiffCache
 from diff_transformer.ops import packed
 from diff_transformer.ops.cpu import cpu_backend
 from diff_transformer.ops.packed import pack, unpack
-from tiny_model import make, tokens
+from tiny_model import NOT_LATENT, make, tokens
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -103,3 +104,18 @@ def test_others_take_it_and_theirs_stays() -> None:
     settings = {"cache_implementation": "quantized", "cache_config": {"backend": "nobody's"}, "max_new_tokens": 2}
     with pytest.raises(ValueError, match="nobody's"):
         make().generate(inputs, attention_mask=torch.ones_like(inputs), **settings)
+
+
+@pytest.mark.parametrize("kind", NOT_LATENT)  # whose values have no width
+def test_that_of_transformers_rounds_what_it_was_given(kind: str) -> None:
+    """In 4 bits by quanto, which rounds all but the newest tokens, after the prompt has been read unrounded."""
+    pytest.importorskip("optimum.quanto")
+    model, inputs = make(kind, dtype=torch.float32), tokens()
+    settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    settings |= {"attention_mask": torch.ones_like(inputs), "return_dict_in_generate": True, "eos_token_id": None}
+    rounding = {"backend": "quanto", "nbits": 4, "q_group_size": 4, "residual_length": 4}
+    own = model.generate(inputs, **settings)
+    theirs = model.generate(inputs, cache_implementation="quantized", cache_config=rounding, **settings)
+    assert type(theirs[CACHE_NAME]) is QuantizedCache
+    assert torch.equal(theirs.logits[0], own.logits[0])
+    assert 0 < (theirs.logits[1] - own.logits[1]).abs().max() < 0.3 * own.logits[1].abs().max()
