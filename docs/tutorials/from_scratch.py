@@ -462,7 +462,7 @@ assert before_w_o["without"][255] < 0.2 * before_w_o["with the norm"][255]
 #
 # ### When does it not help?
 #
-# These are small models, trained for minutes or an hour, with several seeds each. One rule judges all comparisons; the
+# These are small models, trained for minutes or hours, with several seeds each. One rule judges all comparisons; the
 # tutorial *Reproduce the paper* makes one verdict by hand. Here is, for each experiment in which DIFF comes out
 # **behind** the Transformer, one comparison: the means of DIFF and the Transformer, and the 95 % interval of the
 # difference.
@@ -474,7 +474,7 @@ def against(path: Path, variant: str, other: str) -> list[Comparison]:
     return [row for row in rows if (row.variant, row.against) == (variant, other)]
 
 
-# The models of a larger size stand in the place of small ones, where an experiment has both.
+# `low_bit` has results of two kinds of model; those of language stand here.
 FILES = {path.stem: path for size in ("cpu", "night_models") for path in sorted(Path(RESULTS, size).glob("*.json"))}
 behind = 0
 for path in FILES.values():
@@ -539,9 +539,9 @@ assert measured("table5", "outliers/hidden_states", rank=1).verdict == "contrary
 
 # %% [markdown]
 # Before training the gradients of attention are 1.4 to 1.7 times the Transformer's, and up to about twice in training:
-# of the same order. The largest attention logits are of one size in models as small as ours, and the largest hidden
-# states are DIFF's. Whether few bits cost DIFF less is open at 6 bits; at 4 bits it loses more of ours, by an interval
-# that just holds 0.
+# of the same order. Which has the larger attention logits is undecided in models as small as ours, and the largest
+# hidden states are DIFF's. Few bits have not cost DIFF less: its accuracy is undecided at 6 bits and at 4, and its loss
+# rises more.
 #
 # ## What we have found
 #

@@ -50,7 +50,7 @@ plt.rcParams.update({f"{part}.color": GREY for part in ("text", "xtick", "ytick"
 plt.rcParams.update({f"axes.{part}": GREY for part in ("edgecolor", "labelcolor", "titlecolor")})
 plt.rcParams.update({f"{part}.facecolor": "none" for part in ("figure", "axes", "savefig", "legend")})
 
-# The models of a larger size stand in the place of small ones, where an experiment has both.
+# Of `low_bit`, which has results of two kinds of model, those of language.
 paths = [path for size in ("cpu", "night_models") for path in sorted(Path(RESULTS, size).glob("*.json"))]
 results = {path.stem: as_defined(read_results(path)) for path in paths}
 print(f"{len(results)} experiments, {sum(len(file.comparisons) for file in results.values())} comparisons")

@@ -34,25 +34,33 @@ def known(experiments: Sequence[ExperimentResults], report: str) -> str:
     told = left + [one for one in tested if one not in left and one.results.anchor.startswith("noise")]
     sizes = [variant["parameters"] for one in experiments for variant in one.variants]
     decided = [one for one in found if one.is_decided]
-    against = sum(one.row.verdict == "contrary" for one in decided)
+    against = [one for one in decided if one.row.verdict == "contrary"]
+    lost = ", ".join(f"[{one.name}]({_page(one, report)}) (p = {one.p:.3f})" for one in against) + "."
     some = "1 has" if len(left) == 1 else f"{len(left)} have"
     return (
         f"Of {len(tested)} [comparisons]({report}) of models with {min(sizes) / 1e6:.2f}M to {max(sizes) / 1e6:.2f}M "
-        f"parameters, over paired seeds, {some} p < {LEVEL} after Holm's correction, and without a correction "
-        f"{len(found) - len(decided)} of all {len(found)} are undecided and {against} of the other {len(decided)} go "
-        f"against the claim. Below are those with p < {LEVEL}, and the paper's question, noise (p is Holm's):"
-        "\n\n" + "\n".join(_sentence(one, report) for one in told)
+        f"parameters, over paired seeds, {some} p < {LEVEL} after Holm's correction, and without a "
+        f"correction {len(found) - len(decided)} of all {len(found)} are undecided and {len(against)} of the other "
+        f"{len(decided)} go against the claim. Below are those with p < {LEVEL}, and the paper's question, noise (p is "
+        "Holm's):"
+        "\n\n"
+        + "\n".join(_sentence(one, report) for one in told)
+        + "\n\nAgainst the claim before the correction: "
+        + lost
     )
+
+
+def _page(one: Finding, report: str) -> str:
+    return f"{report.removesuffix('RESULTS.md')}experiments/{one.results.anchor}.md"
 
 
 def _sentence(one: Finding, report: str) -> str:
     """The claim of an experiment, whether it holds, Holm's p, and who was still training."""
-    page = f"{report.removesuffix('RESULTS.md')}experiments/{one.results.anchor}.md"
     tokens = max(variant["tokens_per_step"] for variant in one.results.variants) * (one.row.steps or 0) / 1e6
     after = f", {tokens:.1f}M tokens" if tokens else ""
     limits = "; ".join(filter(None, (f"p = {one.p:.3f}", remarks(one.row))))
     answer = ANSWERS[one.row.verdict] + (" before the correction" if one.is_decided and (one.p or 0.0) >= LEVEL else "")
-    return f"- [{one.name}]({page}){after}: {one.claim}: **{answer}**, {one.values} ({limits})."
+    return f"- [{one.name}]({_page(one, report)}){after}: {one.claim}: **{answer}**, {one.values} ({limits})."
 
 
 def attention_types() -> str:

@@ -3,6 +3,8 @@
     diff-lab reproduce all --output lab/results/cpu --resume
     diff-lab reproduce language --preset evening --text novels --output lab/results/evening --resume
     diff-lab reproduce language --preset night --text novels --output lab/results/night --resume
+    diff-lab reproduce table5 fig8 low_bit fig4 --preset night --text novels --output lab/results/night_models --resume
+    rm lab/results/cpu/table5.json lab/results/cpu/fig8.json lab/results/cpu/fig4.json    # of smaller models
     diff-lab report lab/results --output lab/results/RESULTS.md --overwrite
     diff-lab bench operator --output lab/benchmarks --overwrite
     diff-lab bench model --output lab/benchmarks --overwrite
