@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "keys alone": ({"cu_seq_lens_q": None, "cu_seq_lens_k": ends(0, 9)}, "cu_seq_lens_q must be a tensor"),
     "a list of keys": ({"cu_seq_lens_k": [0, 4, 9]}, r"cu_seq_lens_k must be a tensor or None, got list\.$"),
-    "a cache": ({"past_key_values": DynamicCache()}, "go without past_key_values, got a DynamicCache"),
+    "a cache": ({"past_key_values": DynamicCache()}, "go without a cache, got a DynamicCache"),
     "a mask": ({"attention_mask": torch.ones(1, 9)}, "go without attention_mask, got a Tensor"),
 }
 

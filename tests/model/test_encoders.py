@@ -137,7 +137,7 @@ def test_the_loss_is_that_of_masked_tokens(kind: str) -> None:
 
 def test_what_an_encoder_has_not_is_refused() -> None:
     model = encoder("diff")
-    with pytest.raises(ValueError, match=r"takes no past_key_values, got a DynamicCache"):
+    with pytest.raises(ValueError, match=r"takes no cache, got a DynamicCache"):
         model.model(tokens(), past_key_values=DynamicCache(config=model.config))
     assert model.model(tokens(), use_cache=True).past_key_values is None
     with pytest.raises(ValueError, match=r"must have is_causal True, got False"):

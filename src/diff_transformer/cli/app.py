@@ -48,6 +48,8 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.table:
+            if cmd_name in MOVED:
+                raise UsageError(f"`{cmd_name}` is `diff-lab {cmd_name}` now, which {INSTALL_LAB} installs.")
             return None
         loaded = resolve_name(f"{self.package}.{self.table[cmd_name]}")
         commands = loaded if isinstance(loaded, typer.Typer) else typer.Typer(add_completion=False)
@@ -58,12 +60,6 @@ class Commands(TyperGroup):
             # A line for each paragraph, which a terminal of any width can wrap.
             each.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (each.help or "").split("\n\n"))
         return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name. One that is `diff-lab`'s now is answered with its place."""
-        if args[0] in MOVED and args[0] not in self.table:
-            raise UsageError(f"`diff-transformer {args[0]}` is `diff-lab {args[0]}` now, which {INSTALL_LAB} installs.")
-        return super().resolve_command(ctx, args)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         """Run a command as typer does, but answer a wrong command line with one line, like every other error."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from diff_transformer.ops.attention_request import PLAIN, may_skip_dispatcher
@@ -14,6 +14,15 @@ from diff_transformer.ops.packed import pack, unpack
 
 # transformers' name of a model's cache, given and returned: "cache" as of 5.24.
 CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in BaseModelOutputWithPast.__dataclass_fields__)
+
+
+def given_cache(past_key_values: Cache | None, arguments: dict[str, Any]) -> Cache | None:
+    """Return the cache by whichever name it has, taken out of the arguments. Raises ValueError for two caches."""
+    # Before 5.24 a paged one has that name, too, and is for the attention implementation.
+    cache = arguments.pop("cache" if isinstance(arguments.get("cache"), Cache) else CACHE_NAME, None)
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values name one cache, got both (as PEFT's prefix tuning gives them).")
+    return past_key_values if cache is None else cache
 
 
 class _GrowsInPlace:

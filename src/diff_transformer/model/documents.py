@@ -43,7 +43,7 @@ def check_cu_seqlens(
         raise TypeError(f"cu_seq_lens_k must be a tensor or None, got {type(cu_seq_lens_k).__name__}.")
     if batch != 1:
         raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
-    for name, argument in (("past_key_values", past_key_values), ("attention_mask", attention_mask)):
+    for name, argument in (("a cache", past_key_values), ("attention_mask", attention_mask)):
         if argument is not None:
             raise ValueError(
                 f"documents packed into one row (cu_seq_lens_q) go without {name}, got a {type(argument).__name__}."

@@ -31,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.attention_types import ATTENTION_OPTIONS, ATTENTION_TYPES, LATENT_SIZES
-from diff_transformer.model.cache import CACHE_NAME, DiffCache
+from diff_transformer.model.cache import DiffCache, given_cache
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import attend_by_document
 from diff_transformer.nn import Attention
@@ -186,7 +186,7 @@ class InterfaceAttention(Attention):
         own = values
         implementation = self.config._attn_implementation
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
-        cache = kwargs.pop(CACHE_NAME, past_key_values)
+        cache = given_cache(past_key_values, kwargs)
         if cache is not None:
             options: dict[str, Any] = {"kwargs": kwargs} if isinstance(cache, PagedAttentionCache) else {}  # changed
             if takes_pairs and self.caches_values and isinstance(cache, DiffCache):

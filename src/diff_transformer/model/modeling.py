@@ -20,7 +20,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.cache import CACHE_NAME, DiffCache
+from diff_transformer.model.cache import CACHE_NAME, DiffCache, given_cache
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, viewed_config
 from diff_transformer.model.documents import check_cu_seqlens, document_positions
@@ -225,8 +225,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 additive, or a BlockMask of torch; or such masks by type of layer, as ``generate`` has.
             position_ids: (B, N); counted on from the cached tokens unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
-            past_key_values: a cache of transformers', which calls it ``cache`` as of 5.24; an encoder (``is_causal``
-                False) has none.
+            past_key_values: a cache of transformers' (``cache`` as of 5.24); encoders (``is_causal`` False) have none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
                 :mod:`diff_transformer.model.documents`. With our own implementations no mask or cache is made.
@@ -250,14 +249,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is not None and position_ids.shape[-1] > whole.shape[1]:  # this rank has a part
             whole = whole[:, :1].expand(-1, position_ids.shape[-1], -1)
         check_mask_kind(attention_mask)
-        cache = kwargs.pop(CACHE_NAME, None)
-        if cache is not None and past_key_values is not None:
-            raise ValueError("cache and past_key_values are two names of one argument: one of them may be given.")
-        past_key_values = past_key_values if cache is None else cache
+        past_key_values = given_cache(past_key_values, kwargs)
         # That of continuous batching is read through masks of its own, with is_causal=False.
         if not (past_key_values is None or self.config.is_causal or isinstance(past_key_values, PagedAttentionCache)):
             raise ValueError(
-                "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "
+                "an encoder (is_causal False) sees all tokens at once and takes no cache, got a "
                 f"{type(past_key_values).__name__}."
             )
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
@@ -431,7 +427,9 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made: Any = model_kwargs.get(CACHE_NAME)
         if given is None and type(made) is DynamicCache and not made.offloading:
-            cache = model_kwargs[CACHE_NAME] = DiffCache(self.config, generation_config.max_length - 1, bits)
+            cache = model_kwargs[CACHE_NAME] = DiffCache(
+                self.config if made.layers else None, generation_config.max_length - 1, bits
+            )
             if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
                 cache.activate_past_recording()
 

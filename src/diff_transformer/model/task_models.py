@@ -14,7 +14,7 @@ from transformers.modeling_layers import (
 from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutputWithPast
 from transformers.utils import can_return_tuple
 
-from diff_transformer.model.cache import CACHE_NAME
+from diff_transformer.model.cache import given_cache
 from diff_transformer.model.chunked_loss import IGNORED
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.modeling import (
@@ -194,8 +194,7 @@ class DiffTransformerForSequenceClassification(GenericForSequenceClassification,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
         """Compute the logits of each text, and the loss given ``labels`` (B,), or (B, num_labels) for several."""
-        past = kwargs.pop(CACHE_NAME, None) if past_key_values is None else past_key_values
-        inputs = input_ids, attention_mask, position_ids, past, inputs_embeds
+        inputs = input_ids, attention_mask, position_ids, given_cache(past_key_values, kwargs), inputs_embeds
         if self.config.is_causal:
             return super().forward(*inputs, labels=labels, use_cache=use_cache, **kwargs)
         outputs = self.model(*inputs, **kwargs)
