@@ -47,6 +47,8 @@ def requested(name: str, text: Path, preset: str = "gpu") -> ExperimentRequest:
     return request_anywhere(found, preset, paths)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated")  # torch's own, where it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
 @pytest.mark.all
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_gpu_preset_from_its_checks_to_its_report(name: str, text: Path, output: Path, tmp_path: Path) -> None:
