@@ -188,10 +188,10 @@ class InterfaceAttention(Attention):
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         cache = given_cache(past_key_values, kwargs)
         if cache is not None:
-            options: dict[str, Any] = {"kwargs": kwargs} if isinstance(cache, PagedAttentionCache) else {}  # changed
+            options: dict[str, Any] = {"kwargs": kwargs} if isinstance(cache, PagedAttentionCache) else {}
             if takes_pairs and self.caches_values and isinstance(cache, DiffCache):
                 options = {"packed": True}
-            keys, values = cache.update(keys, values, self.layer_idx, **options)
+            keys, values = cache.update(keys, values, self.layer_idx, **options)  # a paged one adds to kwargs
         queries, keys, values = self.resolve_latents(queries, keys, values)
 
         lam, count = self.lambdas(hidden_states), queries.shape[2] // (self.ratio + 1) * self.ratio

@@ -374,7 +374,7 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         chunked_loss: bool = False,
-        cache: Any = None,
+        cache: Any = None,  # transformers' pipeline passes on what the signature names
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of the next token, and the loss if ``labels`` are given.
@@ -427,9 +427,9 @@ class DiffTransformerForCausalLM(DiffTransformerLanguageModel, GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made: Any = model_kwargs.get(CACHE_NAME)
         if given is None and type(made) is DynamicCache and not made.offloading:
-            cache = model_kwargs[CACHE_NAME] = DiffCache(
-                self.config if made.layers else None, generation_config.max_length - 1, bits
-            )
+            # Drafts of transformers 5.4 get one without a configuration, so without windows, which cannot be cropped.
+            config = self.config if made.layers else None
+            cache = model_kwargs[CACHE_NAME] = DiffCache(config, generation_config.max_length - 1, bits)
             if any(getattr(layer, "record_past", False) for layer in made.layers):  # of a draft, to be cut off again
                 cache.activate_past_recording()
 
