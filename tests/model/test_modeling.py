@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
 from diff_lab.train.run_setup import draw_weights
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model.cache import CACHE_NAME
 from sharp_layers import by_oracle as layer_by_oracle
 from tiny_model import COMPUTES_IN, IMPLEMENTATIONS, make, tokens
 from tiny_model import check_rounding as check
@@ -277,3 +279,11 @@ def test_resizing_the_embeddings(kind: str, tied: bool) -> None:
     check(model(inputs).logits, before)
     model.resize_token_embeddings(30, pad_to_multiple_of=16)
     assert model(inputs).logits.shape[-1] == 32
+
+
+def test_a_cache_is_neither_moved_nor_gathered() -> None:
+    """accelerate leaves it where it is, and the Trainer leaves it out of predictions, by the name that Llama's has."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    llama, model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes)), make()
+    assert set(llama._skip_keys_device_placement) <= set(model._skip_keys_device_placement)
+    assert CACHE_NAME in model.config.keys_to_ignore_at_inference

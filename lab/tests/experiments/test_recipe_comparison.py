@@ -160,8 +160,6 @@ def test_a_recipe_is_compared_as_an_experiment_is(done: tuple[Path, ResultsFile,
     by_depth = [row for row in results.comparisons if row.name == "retrieval/accuracy_by_depth"]
     assert by_depth
     assert {row.verdict for row in by_depth} == {None}
-    variants: Any = results.settings["variants"]
-    assert [(one["learning_rate"], one["tried"]) for one in variants] == [(2e-3, {})] * 2  # one rate is not tried
     assert results.headline is not None
     assert results.headline.names(results.comparisons[0])
     assert {baseline.name for baseline in results.baselines} >= {"retrieval/first_query_accuracy", "retrieval/accuracy"}

@@ -123,8 +123,10 @@ def test_another_experiment_finds_the_runs(done: Done) -> None:
     trained, _ = trainings(folder, request_experiment(replace(SMALL, name="more"), seeds=3))
     assert [run.split(" · ")[:2] for run in trained] == [["diff", "seed 2"], ["softmax", "seed 2"]]
     longer = replace(TINY, overrides=(*SIZES, "data.num_pairs=3"), learning_rates=(1e-3,), seeds=1)
-    trained, _ = trainings(folder, request_experiment(replace(SMALL, name="pairs", presets={"cpu": longer})))
+    trained, of_one_rate = trainings(folder, request_experiment(replace(SMALL, name="pairs", presets={"cpu": longer})))
     assert len(trained) == 2, "other data are other runs"
+    variants: Any = of_one_rate.settings["variants"]
+    assert [(one["learning_rate"], one["tried"]) for one in variants] == [(1e-3, {})] * 2  # the only rate is not tried
 
 
 def test_results_are_kept_refused_or_replaced(done: Done, tmp_path: Path) -> None:
